@@ -1,0 +1,56 @@
+# `make help` lists what there is to do. Everything runs inside .venv, which `make setup` makes.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+TORCH  := $(shell grep '^torch==' constraints.txt)
+
+BENCH_FLAGS ?= --task metaworld/reach-v3 --num-envs 8 --max-steps 200 --action-chunk 8 --cameras corner2
+SOAK_MINUTES ?= 10
+
+.PHONY: help setup run test check format bench soak clean
+
+help: ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP) ## make .venv with everything (again only when the dependencies change)
+
+# torch goes in first and alone, so that the build for this machine is taken as it is
+# and nothing that depends on it picks another.
+$(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
+	scripts/setup_system.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,torch,bench,dev]'
+	touch $@
+
+run: setup ## step eight Meta-World arms with frames and show the throughput
+	$(BIN)/polyarm bench $(BENCH_FLAGS)
+
+test: setup ## run all tests
+	$(BIN)/python -m pytest
+
+check: setup ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## apply the formatter and the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## run every benchmark against its peers
+	$(BIN)/python benchmarks/transport.py --num-envs 8
+	$(BIN)/python benchmarks/transport.py --num-envs 32
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/efficiency.py
+	$(BIN)/python benchmarks/frames.py
+	$(BIN)/python benchmarks/restart.py
+
+soak: setup ## ten minutes of random kills; nothing may grow
+	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)
+
+clean: ## remove .venv, caches and build results
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

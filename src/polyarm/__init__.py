@@ -1,0 +1,95 @@
+"""polyarm runs hundreds of simulated robot arms at once behind one shared block of memory.
+
+The public API is the names exported here. They load on first use, so that ``import polyarm``
+stays light: the fork server starts through this package and must remain single-threaded, which
+NumPy's thread pools would end.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyarm.contracts import (
+        EnvDescription,
+        EnvSpec,
+        ForkMode,
+        Requirement,
+        Suite,
+        SuiteEnv,
+        Task,
+    )
+    from polyarm.errors import (
+        BuildError,
+        ClosedEnv,
+        DisplayError,
+        EnvCallError,
+        ForkServerDied,
+        HostLimit,
+        InvalidAction,
+        InvalidCall,
+        InvalidObservation,
+        MissingExtra,
+        PolyarmError,
+        SlotError,
+        UnknownName,
+        UnsupportedSpace,
+        WorkerDied,
+        WorkerError,
+    )
+    from polyarm.vector.env import VectorEnv
+    from polyarm.vector.make import make_vec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BuildError",
+    "ClosedEnv",
+    "DisplayError",
+    "EnvCallError",
+    "EnvDescription",
+    "EnvSpec",
+    "ForkMode",
+    "ForkServerDied",
+    "HostLimit",
+    "InvalidAction",
+    "InvalidCall",
+    "InvalidObservation",
+    "MissingExtra",
+    "PolyarmError",
+    "Requirement",
+    "SlotError",
+    "Suite",
+    "SuiteEnv",
+    "Task",
+    "UnknownName",
+    "UnsupportedSpace",
+    "VectorEnv",
+    "WorkerDied",
+    "WorkerError",
+    "__version__",
+    "make_vec",
+]
+
+_CONTRACTS = ("EnvDescription", "EnvSpec", "ForkMode", "Requirement", "Suite", "SuiteEnv", "Task")
+_ENGINE = {"VectorEnv": "polyarm.vector.env", "make_vec": "polyarm.vector.make"}
+
+
+def _home(name: str) -> str:
+    """The module that defines the exported ``name``."""
+    if name in _ENGINE:
+        return _ENGINE[name]
+    return "polyarm.contracts" if name in _CONTRACTS else "polyarm.errors"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_home(name)), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

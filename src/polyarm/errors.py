@@ -1,0 +1,152 @@
+"""Every exception polyarm raises.
+
+::
+
+    PolyarmError
+    ├── UnknownName (ValueError)          a suite, task, camera, option … that does not exist
+    ├── MissingExtra (ImportError)        an optional dependency is not installed
+    ├── UnsupportedSpace (TypeError)      a space that has no fixed layout
+    ├── InvalidAction (ValueError)        NaN, wrong shape or dtype, out of range; nothing was sent
+    ├── InvalidObservation (ValueError)   an env's observation does not fit its own space
+    ├── InvalidCall (RuntimeError)        a call that does not fit the engine's state
+    │   └── ClosedEnv                     the engine is closed
+    ├── DisplayError (RuntimeError)       no way to render, or not the way that was asked for
+    ├── HostLimit (MemoryError)           the machine cannot hold what was asked for
+    └── WorkerError (RuntimeError)        something went wrong outside the trainer
+        ├── BuildError                    an env could not be built
+        ├── WorkerDied                    a slot failed more often than max_restarts allows
+        ├── EnvCallError                  call / get_attr / set_attr / render raised in the env
+        └── ForkServerDied                the fork server is gone, and all workers with it
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class PolyarmError(Exception):
+    """Root of all exceptions raised by polyarm."""
+
+
+class UnknownName(PolyarmError, ValueError):
+    """A name that is not one of the valid ones; the message lists them, closest first.
+
+    Args:
+        kind: What was named, such as ``"task"``.
+        name: The name that was not found.
+        valid: The valid names.
+        hint: A further sentence for the message.
+    """
+
+    def __init__(self, kind: str, name: str, valid: Iterable[str], hint: str = "") -> None:
+        names = sorted(valid)
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        others = [other for other in names if other not in close]
+        shown = [*close, *others][:12]
+        message = f"unknown {kind} {name!r}"
+        if close:
+            message += f"; did you mean {' or '.join(repr(match) for match in close)}?"
+        if shown:
+            more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
+            message += f" Valid: {', '.join(shown)}{more}."
+        if hint:
+            message += f" {hint}"
+        super().__init__(message)
+        self._args = (kind, name, tuple(names), hint)
+
+    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, tuple[str, ...], str]]:
+        return type(self), self._args
+
+
+class MissingExtra(PolyarmError, ImportError):
+    """An optional dependency is missing; the message holds the command that installs it."""
+
+
+class UnsupportedSpace(PolyarmError, TypeError):
+    """A space without a fixed byte layout; named by its path inside the observation or action."""
+
+
+class InvalidAction(PolyarmError, ValueError):
+    """An action that must not reach a simulator; names slot and value. Nothing was sent."""
+
+
+class InvalidObservation(PolyarmError, ValueError):
+    """An observation whose keys, shape or dtype differ from the env's own space."""
+
+
+class InvalidCall(PolyarmError, RuntimeError):
+    """A call that does not fit the engine's state, such as a second send to a busy slot."""
+
+
+class ClosedEnv(InvalidCall):
+    """The vector env has been closed."""
+
+
+class DisplayError(PolyarmError, RuntimeError):
+    """Rendering is impossible in the way that was asked for; the message names the fix."""
+
+
+class HostLimit(PolyarmError, MemoryError):
+    """The machine cannot hold what was asked for; the message gives both sizes."""
+
+
+class WorkerError(PolyarmError, RuntimeError):
+    """Something went wrong in a process other than the trainer's."""
+
+
+class BuildError(WorkerError):
+    """An env could not be built: it raised, crashed or took longer than ``build_timeout_s``."""
+
+
+class WorkerDied(WorkerError):
+    """A slot kept failing; names slot, pid, task, phase and signal."""
+
+
+class EnvCallError(WorkerError):
+    """A method or attribute access raised inside an env; carries the child's traceback."""
+
+
+class ForkServerDied(WorkerError):
+    """The fork server ended unexpectedly; its workers were killed by the kernel with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotError:
+    """Why a slot's episode was cut short; found in ``info["error"]``.
+
+    Attributes:
+        kind: ``exception``, ``died``, ``hung``, ``memory`` or ``collateral`` (a neighbour's fault).
+        slot: Row of the batch.
+        task: Full task name.
+        phase: What the env was doing: build, reset, step, call, render, close or idle.
+        step: Index inside the chunk of the step that failed.
+        message: One line: what happened.
+        error_class: Class of the exception, if there was one.
+        pid: Process id of the worker.
+        signal: Name of the signal that ended the worker, such as ``SIGSEGV``.
+        stack: The child's traceback, or the stack of a hung worker.
+        stderr: The last lines the worker wrote to its standard error.
+    """
+
+    kind: str
+    slot: int
+    task: str
+    phase: str
+    step: int
+    message: str
+    error_class: str = ""
+    pid: int = 0
+    signal: str = ""
+    stack: str = ""
+    stderr: str = ""
+
+    def __str__(self) -> str:
+        text = f"slot {self.slot} ({self.task}, pid {self.pid}) {self.message} in phase {self.phase}"
+        if self.signal:
+            text += f" [{self.signal}]"
+        for title, body in (("child's stack", self.stack), ("last stderr", self.stderr)):
+            if body:
+                text += f"\n--- {title} ---\n{body.rstrip()}"
+        return text

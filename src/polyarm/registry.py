@@ -1,0 +1,102 @@
+"""Names of suites and tasks, and what they stand for.
+
+Importing this module imports no suite; a suite is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+
+from polyarm.contracts import EnvSpec, Suite
+from polyarm.errors import MissingExtra, UnknownName
+
+GROUP = "polyarm.suites"
+"""Entry point group in which other distributions announce their suites."""
+
+_BUILT_IN = {
+    "gym": "polyarm.suites.gymnasium:GymnasiumSuite",
+    "metaworld": "polyarm.suites.metaworld:MetaWorld",
+}
+
+# Callables handed to make_vec have no tasks that a user could name, and toys are for tests.
+_UNLISTED = {
+    "callable": "polyarm.suites.gymnasium:CallableSuite",
+    "toy": "polyarm.testing.toy_suite:ToySuite",
+}
+
+
+def suite_names() -> list[str]:
+    """Names of all suites, built in and announced by entry points, sorted."""
+    return sorted({*_BUILT_IN, *_announced()})
+
+
+def locate(name: str) -> str:
+    """Where the suite ``name`` lives, as ``"module:attribute"``.
+
+    The location can be loaded in another process without scanning entry points again.
+
+    Raises:
+        UnknownName: There is no such suite.
+    """
+    # Built-in names come first: scanning entry points takes tens of milliseconds.
+    location = _BUILT_IN.get(name) or _UNLISTED.get(name) or _announced().get(name)
+    if location is None:
+        raise UnknownName("suite", name, suite_names())
+    return location
+
+
+@cache
+def load(name: str) -> Suite:
+    """The suite with this name or ``"module:attribute"`` location; one instance per process.
+
+    Raises:
+        UnknownName: There is no such suite.
+        MissingExtra: The suite's module, or something it imports, is not installed.
+    """
+    if ":" not in name:
+        return load(locate(name))
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise MissingExtra(
+            f"the suite at {name!r} cannot be imported: {error}. "
+            f"Install what provides {error.name or module_name!r}."
+        ) from error
+    suite = getattr(module, attribute, None)
+    if suite is None:
+        names = [other for other in vars(module) if not other.startswith("_")]
+        raise UnknownName(f"suite attribute of {module_name}", attribute, names)
+    instance: Suite = suite() if isinstance(suite, type) else suite
+    return instance
+
+
+def resolve(name: str) -> list[tuple[str, str]]:
+    """Turn the name of a task or of a set of tasks into ``(suite, task)`` pairs.
+
+    Args:
+        name: ``"metaworld/reach-v3"``, ``"metaworld/mt10"``, ``"gym/CartPole-v1"`` …
+
+    Returns:
+        One pair for a task, one pair per member for a set, in the set's order.
+
+    Raises:
+        UnknownName: There is no such suite, or it has no such task or set.
+    """
+    suite_name, slash, task = name.partition("/")
+    if not slash or not task:
+        known = [f"{suite}/<task>" for suite in suite_names()]
+        raise UnknownName("task", name, known, "A task's name starts with its suite's.")
+    suite = load(locate(suite_name))
+    members = suite.sets().get(task)
+    if members is not None:
+        return [(suite_name, member) for member in members]
+    suite.check(EnvSpec(suite=suite_name, task=task))
+    return [(suite_name, task)]
+
+
+@cache
+def _announced() -> dict[str, str]:
+    return {point.name: point.value for point in entry_points(group=GROUP)}

@@ -1,0 +1,1 @@
+"""Suites: one file per simulator, each imported only when one of its tasks is asked for."""

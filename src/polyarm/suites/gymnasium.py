@@ -1,0 +1,190 @@
+"""Any Gymnasium env: by its registered id, or from a callable.
+
+Envs are handed over as they are: their own observations, their own seeding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
+from gymnasium.envs.registration import parse_env_id
+
+from polyarm.contracts import EnvDescription, EnvSpec, ForkMode, Requirement, Task
+from polyarm.errors import BuildError, InvalidCall, UnknownName
+
+
+class GymnasiumSuite:
+    """Envs that `gymnasium.make` knows: ``"gym/CartPole-v1"``, ``"gym/module:EnvId-v0"``.
+
+    Options are passed to `gymnasium.make` as keyword arguments.
+    """
+
+    name = "gym"
+    fork: ForkMode = "imports"
+    episodic = False
+
+    def tasks(self) -> Sequence[Task]:
+        """All ids registered in this process; their modules are not imported."""
+        return [
+            Task(name=f"gym/{env_id}", max_steps=spec.max_episode_steps)
+            for env_id, spec in sorted(gymnasium.registry.items())
+        ]
+
+    def sets(self) -> Mapping[str, Sequence[str]]:
+        """None: Gymnasium names no sets."""
+        return {}
+
+    def check(self, spec: EnvSpec) -> EnvSpec:
+        """Look the id up, unless it names a module that has yet to register it.
+
+        Raises:
+            UnknownName: No such id, or cameras were asked for.
+        """
+        _refuse_cameras(spec)
+        if ":" not in spec.task and _registered(spec.task) is None:
+            hint = "An id from a module that is not imported yet is written 'gym/module:EnvId-v0'."
+            known = [f"gym/{env_id}" for env_id in gymnasium.registry]
+            raise UnknownName("task", spec.name, known, hint)
+        return spec
+
+    def describe(self, spec: EnvSpec) -> EnvDescription | None:
+        """None: spaces are known once the env is built."""
+        return None
+
+    def requirements(self) -> Sequence[Requirement]:
+        """Gymnasium itself; what a particular env needs is up to that env."""
+        return [_GYMNASIUM]
+
+    def preload(self, spec: EnvSpec) -> None:
+        """Import the module that registers the env, and the one that holds its class."""
+        module, _, env_id = spec.task.rpartition(":")
+        if module:
+            importlib.import_module(module)
+        registered = _registered(env_id)
+        if registered is not None and isinstance(registered.entry_point, str):
+            importlib.import_module(registered.entry_point.partition(":")[0])
+
+    def make(self, spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+        """Build the env with `gymnasium.make`, with the wrappers it brings."""
+        return gymnasium.make(spec.task, **spec.options)
+
+    def attach_display(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Nothing to do: a Gymnasium env sets up its own rendering."""
+
+
+class CallableSuite:
+    """Envs from a zero-argument callable; the task's name is for display only.
+
+    ``options["factory"]`` is the callable as cloudpickle bytes, or a ``"module:callable"`` string.
+    """
+
+    name = "callable"
+    fork: ForkMode = "imports"
+    episodic = False
+
+    def tasks(self) -> Sequence[Task]:
+        """None: a callable has no name that could be looked up."""
+        return []
+
+    def sets(self) -> Mapping[str, Sequence[str]]:
+        """None."""
+        return {}
+
+    def check(self, spec: EnvSpec) -> EnvSpec:
+        """Check the form of ``options["factory"]``; the callable itself is not touched.
+
+        Raises:
+            InvalidCall: There is no factory, or it is neither bytes nor ``"module:callable"``.
+            UnknownName: Cameras or options beside the factory were given.
+        """
+        _refuse_cameras(spec)
+        factory = spec.options.get("factory")
+        if not isinstance(factory, bytes) and not (isinstance(factory, str) and ":" in factory):
+            raise InvalidCall(
+                f"task {spec.task!r} needs a factory as cloudpickle bytes or as a "
+                f"'module:callable' string, got {factory!r}. "
+                "Pass make_vec a zero-argument callable."
+            )
+        for option in spec.options:
+            if option != "factory":
+                hint = "A callable takes no arguments: bind options inside it."
+                raise UnknownName("option", option, ["factory"], hint)
+        return spec
+
+    def describe(self, spec: EnvSpec) -> EnvDescription | None:
+        """None: spaces are known once the env is built."""
+        return None
+
+    def requirements(self) -> Sequence[Requirement]:
+        """Gymnasium itself."""
+        return [_GYMNASIUM]
+
+    def preload(self, spec: EnvSpec) -> None:
+        """Import the callable's module, if it is named."""
+        factory = spec.options["factory"]
+        if isinstance(factory, str):
+            importlib.import_module(factory.partition(":")[0])
+
+    def make(self, spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+        """Call the factory.
+
+        Raises:
+            BuildError: The factory returned something that is not a Gymnasium env.
+            UnknownName: The named module has no such callable.
+        """
+        env = _load_factory(spec.options["factory"])()
+        if not isinstance(env, gymnasium.Env):
+            raise BuildError(
+                f"the factory of task {spec.task!r} returned {type(env).__name__}, "
+                "not a gymnasium.Env; return the env that it builds."
+            )
+        return env
+
+    def attach_display(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Nothing to do: the env sets up its own rendering."""
+
+
+_GYMNASIUM = Requirement("gymnasium", version("gymnasium"), "pip install gymnasium")
+
+
+def _refuse_cameras(spec: EnvSpec) -> None:
+    for camera in spec.cameras:
+        hint = "Gymnasium envs deliver their own observations: leave cameras empty."
+        raise UnknownName(f"camera of {spec.name}", camera, (), hint)
+
+
+def _registered(env_id: str) -> GymnasiumSpec | None:
+    """What `gymnasium.make` finds under the id; one without a version means the newest."""
+    if env_id in gymnasium.registry:
+        return gymnasium.registry[env_id]
+    try:
+        namespace, name, env_version = parse_env_id(env_id)
+    except gymnasium.error.Error:
+        return None
+    versions = [
+        spec
+        for spec in gymnasium.registry.values()
+        if env_version is None and (spec.namespace, spec.name) == (namespace, name)
+    ]
+    return max(versions, key=lambda spec: spec.version or 0, default=None)
+
+
+def _load_factory(factory: bytes | str) -> Callable[[], object]:
+    loaded: Callable[[], object]
+    if isinstance(factory, bytes):
+        loaded = pickle.loads(factory)
+        return loaded
+    module_name, _, attribute = factory.partition(":")
+    module = importlib.import_module(module_name)
+    try:
+        loaded = getattr(module, attribute)
+    except AttributeError:
+        names = [name for name, value in vars(module).items() if callable(value)]
+        raise UnknownName(f"callable of module {module_name}", attribute, names) from None
+    return loaded

@@ -1,0 +1,124 @@
+"""Actions on their way into the block: checked before anything is sent, so no simulator sees a NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from polyarm.errors import InvalidAction
+from polyarm.vector.layout import Array, Leaf, pick
+
+Slots = NDArray[np.intp]
+
+
+class ActionCheck:
+    """Validates batches of actions against a space.
+
+    Args:
+        space: Action space of a single env.
+        leaves: Its leaves.
+        clip: Whether Box actions are clipped to their bounds; they are otherwise left alone.
+    """
+
+    def __init__(
+        self, space: gymnasium.Space[Any], leaves: Sequence[Leaf], *, clip: bool = False
+    ) -> None:
+        self._space = space
+        self._leaves = list(leaves)
+        self._clip = clip
+
+    def __call__(
+        self, actions: Any, slots: Slots, *, chunked: bool | None
+    ) -> tuple[list[Array], int | None]:
+        """Check a batch.
+
+        Args:
+            actions: ``(n, …)`` per leaf, or ``(n, K, …)`` for a chunk.
+            slots: The slots the rows are for.
+            chunked: Whether a chunk is expected; None to tell from the shape.
+
+        Returns:
+            One ``(n, K, …)`` array per leaf, and K, or None for single steps.
+
+        Raises:
+            InvalidAction: Naming the slot and the value.
+        """
+        checked: list[Array] = []
+        chunk: int | None = None
+        for place, leaf in enumerate(self._leaves):
+            array = self._array(actions, leaf)
+            is_chunk = array.ndim == len(leaf.shape) + 2
+            if chunked is not None and is_chunk is not chunked:
+                is_chunk = chunked
+            head = array.shape[: 2 if is_chunk else 1]
+            if array.shape != (*head, *leaf.shape) or not head or head[0] != len(slots):
+                wanted = f"({len(slots)}, {'K, ' if is_chunk else ''}{_tail(leaf.shape)})"
+                raise InvalidAction(
+                    f"action {leaf.label!r} has shape {array.shape}, expected {wanted}"
+                )
+            length = head[1] if is_chunk else None
+            if place and length != chunk:
+                raise InvalidAction(f"action {leaf.label!r} has {length} steps, others {chunk}")
+            if length == 0:
+                raise InvalidAction("a chunk of no actions")
+            chunk = length
+            checked.append(self._check_values(array if is_chunk else array[:, None], leaf, slots))
+        return checked, chunk
+
+    def _array(self, actions: Any, leaf: Leaf) -> Array:
+        try:
+            value = pick(actions, leaf.path)
+        except (KeyError, TypeError, IndexError):
+            raise InvalidAction(f"the actions have no {leaf.label!r}") from None
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise InvalidAction(f"action {leaf.label!r} is not an array: {error}") from None
+        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            raise InvalidAction(
+                f"action {leaf.label!r} has dtype {array.dtype}, the space says {leaf.dtype}; only"
+                f" casts within a kind are made"
+            )
+        return array
+
+    def _check_values(self, array: Array, leaf: Leaf, slots: Slots) -> Array:
+        if leaf.dtype.kind == "f":
+            if array.dtype != leaf.dtype:
+                with np.errstate(over="ignore"):
+                    array = array.astype(leaf.dtype)
+            finite = np.isfinite(array)
+            if not finite.all():
+                raise _refusal(array, ~finite, leaf, slots, "is not finite")
+        space = leaf.space
+        if isinstance(space, spaces.Box):
+            return np.clip(array, space.low, space.high) if self._clip else array
+        low: Any = 0
+        high: Any = 1
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            low = space.start
+            high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+        outside = (array < low) | (array > high)
+        if outside.any():
+            raise _refusal(array, outside, leaf, slots, f"is outside of {space}")
+        return array
+
+
+def _tail(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _refusal(array: Array, bad: Array, leaf: Leaf, slots: Slots, why: str) -> InvalidAction:
+    row, step, *rest = (int(n) for n in np.argwhere(bad)[0])
+    where = f"[{_tail(tuple(rest))}]" if rest else ""
+    name = f" {leaf.label!r}" if leaf.path else ""
+    return InvalidAction(
+        f"slot {int(slots[row])}: action{name}{where} = {array[(row, step, *rest)]!s} at step {step}"
+        f" of the chunk {why}; nothing was sent"
+    )

@@ -1,0 +1,104 @@
+"""A batch's infos: what travelled in the block, what came by mail, and what went wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.errors import SlotError
+from polyarm.vector.board import Result
+from polyarm.vector.engine import Engine
+from polyarm.vector.infos import InfoBatch, learn_schema
+from polyarm.vector.ring import Ring
+from polyarm.vector.slot import SlotSettings
+
+Slots = NDArray[np.intp]
+
+
+class InfoAssembler:
+    """Puts the infos of a batch together, and learns which keys can travel in the block.
+
+    Args:
+        engine: Where letters are fetched.
+        ring: Where infos in the block are read.
+        settings: What all slots share.
+    """
+
+    def __init__(self, engine: Engine, ring: Ring, settings: SlotSettings) -> None:
+        self._engine = engine
+        self._ring = ring
+        self._learning = settings.infos == "auto"
+        self._seen: list[dict[str, Any]] = []
+        self._unseen = {(slot, op) for slot in range(settings.num_envs) for op in ("reset", "step")}
+        self._named: set[str] = set()
+
+    def assemble(
+        self, slots: Slots, failures: Mapping[int, SlotError], steps: NDArray[np.int32]
+    ) -> dict[str, Any]:
+        """Infos of a batch, shaped as Gymnasium shapes them.
+
+        Args:
+            slots: The batch.
+            failures: Slots of the batch that failed; their bytes and letters are not read.
+            steps: Steps each slot ran; 0 means that it was reset.
+        """
+        batch = InfoBatch(len(slots))
+        infos: dict[str, Any] = {}
+        without = [i for i, slot in enumerate(slots) if slot in failures] if failures else None
+        if self._ring.infos is not None:
+            infos = self._ring.infos.read(slots, without)
+        letters = self._engine.board.results[slots, Result.LETTER]
+        for place in np.flatnonzero(letters):
+            slot = int(slots[place])
+            if slot not in failures:
+                letter = self._engine.letter(slot)
+                self._add(batch, infos, letter, int(place))
+                self._learn(slot, letter, reset=steps[place] == 0)
+        if failures:
+            self._add_errors(infos, slots, failures)
+        if self._learning and not self._unseen:
+            self._learning = False
+            self._ring.set_schema(learn_schema(self._seen))
+            self._seen.clear()
+        return infos
+
+    def _add(
+        self, batch: InfoBatch, infos: dict[str, Any], letter: Mapping[str, Any], place: int
+    ) -> None:
+        if "final" in letter:
+            batch.add(infos, letter["final"], place)
+            final = {"final_frame_valid": letter["final_frame_valid"]}
+            batch.add(infos, final, place)
+        if "info" in letter:
+            batch.add(infos, letter["info"], place)
+        if dropped := set(letter.get("dropped", ())) - self._named:
+            self._named |= dropped
+            warnings.warn(
+                f"info keys {sorted(dropped)} are not numeric of one fixed shape, or were not there"
+                f" at the first reset and step; between resets and ends of episodes they are"
+                f" dropped. make_vec(..., infos='full') sends everything.",
+                UserWarning,
+                stacklevel=5,
+            )
+
+    def _learn(self, slot: int, letter: Mapping[str, Any], *, reset: bool) -> None:
+        if self._learning and "info" in letter:
+            self._unseen.discard((slot, "reset" if reset or "final" in letter else "step"))
+            self._seen.append(letter["info"])
+            if "final" in letter:
+                self._unseen.discard((slot, "step"))
+                self._seen.append(letter["final"]["final_info"])
+
+    @staticmethod
+    def _add_errors(
+        infos: dict[str, Any], slots: Slots, failures: Mapping[int, SlotError]
+    ) -> None:
+        errors = np.full(len(slots), None, dtype=object)
+        for place, slot in enumerate(slots):
+            errors[place] = failures.get(int(slot))
+        infos["error"] = errors
+        infos["_error"] = np.array([error is not None for error in errors])

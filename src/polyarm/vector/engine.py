@@ -1,0 +1,71 @@
+"""What a vector env drives: slots that take commands and report, wherever they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from polyarm.errors import SlotError
+from polyarm.vector.board import Board, Op
+from polyarm.vector.memory import Block, Mail
+from polyarm.vector.worker import SlotPlan
+
+Done = tuple[int, SlotError | None]
+"""A slot that has answered, and what went wrong if something did."""
+
+
+class Engine(Protocol):
+    """Runs the commands written on the board.
+
+    The in-process engine and the worker engine differ only here.
+    """
+
+    block: Block
+    board: Board
+    mail: Mail
+    lost: dict[int, SlotError]
+    """Idle slots whose env is gone, and why; whoever reads an entry removes it."""
+
+    def start(self) -> list[dict[str, Any]]:
+        """Build all envs; returns a description per slot.
+
+        Raises:
+            BuildError: If one of them cannot be built.
+        """
+        ...
+
+    def dispatch(self, slots: Sequence[int], op: Op) -> None:
+        """Publish the commands of these slots, all of them idle."""
+        ...
+
+    def wait(self, min_slots: int, timeout_s: float | None) -> list[Done]:
+        """Slots that have answered: at least ``min_slots``, or fewer when time is up.
+
+        Raises:
+            WorkerDied: When a slot has failed more often than allowed.
+        """
+        ...
+
+    def letter(self, slot: int) -> dict[str, Any]:
+        """The letter that came with a slot's last answer; empty if none did."""
+        ...
+
+    def finished_episode(self, slot: int) -> None:
+        """Note that a slot works: its failures are no longer consecutive."""
+        ...
+
+    def set_attribute(self, slot: int, name: str, value: Any) -> None:
+        """Remember an attribute, to be set again when the slot's env is rebuilt."""
+        ...
+
+    def switch(self, slot: int, plan: SlotPlan) -> None:
+        """Give a slot another env; it answers like a command."""
+        ...
+
+    def worker_pids(self) -> list[int]:
+        """Pids of the processes that hold envs, for accounting."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Close envs, end processes, free memory; returns within seconds in every state."""
+        ...

@@ -1,0 +1,608 @@
+"""The vector env: one batch over many slots, whatever they run in.
+
+``step`` and ``reset`` move all slots together and return views of the block; ``send`` and
+``recv`` let each slot go its own way. Both are the same commands underneath.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from polyarm.errors import BuildError, ClosedEnv, EnvCallError, InvalidCall, SlotError
+from polyarm.vector.actions import ActionCheck
+from polyarm.vector.board import EPOCH_SHIFT, Command, Op, Result
+from polyarm.vector.deliveries import InfoAssembler
+from polyarm.vector.engine import Engine
+from polyarm.vector.envcalls import CallMode, check_callable
+from polyarm.vector.episodes import Episodes, Seed
+from polyarm.vector.layout import Array
+from polyarm.vector.ring import Ring
+from polyarm.vector.slot import SlotSettings
+from polyarm.vector.worker import SlotPlan
+
+Slots = NDArray[np.intp]
+Step = tuple[Any, Array, Array, Array, dict[str, Any]]
+
+_CLOSE_S = 3.0
+_MODES = {
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+
+class Ready(NamedTuple):
+    """What `VectorEnv.recv` returns: slots in the order they became ready, and their batch.
+
+    The observation lives in a buffer that the next ``recv`` fills again. ``rewards`` is ``(n,)``
+    if all of them were sent single steps, else ``(n, K)``.
+    """
+
+    slots: Slots
+    obs: Any
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOptions:
+    """How a vector env delivers, besides `SlotSettings`.
+
+    Attributes:
+        copy: Whether observations are independent arrays instead of views.
+        check_lifetimes: Whether rows whose views have expired are spoiled, for debugging.
+        clip_actions: Whether Box actions are clipped to their bounds.
+        episodic: Whether the envs know episode indices.
+        seed: Default of the first reset.
+        scatter: Whether forked envs must be given seeds of their own.
+    """
+
+    copy: bool = False
+    check_lifetimes: bool = False
+    clip_actions: bool = False
+    episodic: bool = False
+    seed: int | None = None
+    scatter: bool = False
+
+
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Many envs behind one shared block; made by `polyarm.make_vec`.
+
+    Not thread-safe: one thread at a time.
+
+    Args:
+        engine: What runs the slots.
+        plans: What each slot holds.
+        settings: What all slots share.
+        options: How results are delivered.
+        planner: Turns a task's name into a plan for a slot, for `switch_task`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plans: Sequence[SlotPlan],
+        settings: SlotSettings,
+        options: VectorOptions,
+        planner: Callable[[int, Any], SlotPlan],
+    ) -> None:
+        self.closed = False
+        self.num_envs = settings.num_envs
+        self._engine = engine
+        self._maker_pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _close_engine, engine, self._maker_pid)
+        self._plans = list(plans)
+        self._settings = settings
+        self._options = options
+        self._planner = planner
+        try:
+            self._describe(engine.start())
+            layout = settings.layout(self._env_observation_space, self.single_action_space)
+            self._ring = Ring(
+                engine.block, engine.board, engine.mail, layout, self.single_observation_space
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._check = ActionCheck(self.single_action_space, layout.action, clip=options.clip_actions)
+        self._episodes = Episodes(
+            self.num_envs, episodic=options.episodic, seed=options.seed, scatter=options.scatter
+        )
+        self._infos = InfoAssembler(engine, self._ring, settings)
+        self._all: Slots = np.arange(self.num_envs, dtype=np.intp)
+        self._pending: dict[int, int | None] = {}
+        self._answered: list[tuple[int, SlotError | None]] = []
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._resetting = np.zeros(self.num_envs, np.bool_)
+        self._begun = np.zeros(self.num_envs, np.bool_)
+        self._last_row: Slots = np.zeros(self.num_envs, np.intp)
+        self._last_chunk = list(self._ring.slot_chunk)
+
+    def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
+        first = descriptions[0]
+        layout = self._settings.layout(first["observation_space"], first["action_space"])
+        for slot, other in enumerate(descriptions):
+            digest = self._settings.layout(other["observation_space"], other["action_space"])
+            if digest.digest() != layout.digest() or other["action_space"] != first["action_space"]:
+                raise BuildError(
+                    f"slots 0 ({self._plans[0].spec.name}) and {slot}"
+                    f" ({self._plans[slot].spec.name}) cannot share a batch: their spaces differ:\n"
+                    f"  {first['observation_space']}, {first['action_space']}\n"
+                    f"  {other['observation_space']}, {other['action_space']}"
+                )
+        self._env_observation_space = first["observation_space"]
+        self.single_observation_space = self._settings.delivered(first["observation_space"])
+        self.single_action_space = first["action_space"]
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {**first["metadata"], "autoreset_mode": _MODES[self._settings.autoreset]}
+        self.render_mode = first["render_mode"]
+        self.spec = first["spec"]
+        self.provenance: list[dict[str, Any]] = [d["provenance"] for d in descriptions]
+
+    # Lockstep: all slots together.
+
+    def reset(
+        self, *, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all slots, or those in ``options["reset_mask"]``.
+
+        Args:
+            seed: For suites it selects the stream of episodes; for Gymnasium envs slot i gets
+                ``seed + i``. A list gives one per slot. None goes on where the slots are.
+            options: Passed to the envs, except for ``reset_mask`` (bool, ``(N,)``) and, for
+                suites, ``start`` (index of the first episode in the stream) and ``episodes``
+                (exact indices, one per reset slot).
+
+        Returns:
+            Observations ``(N, …)`` and infos. A reset that fails is tried again with a new env.
+
+        Raises:
+            WorkerDied: When it keeps failing.
+        """
+        self._require_idle("reset")
+        options = dict(options or {})
+        slots = self._masked(options.pop("reset_mask", None))
+        self._episodes.begin(slots, seed, options)
+        before = self._ring.slot_row.copy()
+        row = self._ring.advance_all()
+        for slot in np.setdiff1d(self._all, slots):
+            self._ring.copy(int(slot), int(before[slot]), row, self._ring.chunk)
+        failures = self._command(slots, Op.RESET, row, None, options)
+        while failures:
+            again = np.array(sorted(failures), np.intp)
+            failures = self._command(again, Op.RESET, row, None, options)
+        self._settle(slots, row, {})
+        steps = np.zeros(len(slots), np.int32)
+        infos = self._infos.assemble(slots, {}, steps)
+        if len(slots) < self.num_envs:
+            infos = _widen(infos, slots, self.num_envs)
+        infos["frame_valid"] = self._ring.frame_valid(self._all, row, None)
+        return self._own(self._ring.observe_all(row, None)), infos
+
+    def step(self, actions: Any) -> Step:
+        """Step all slots once.
+
+        Args:
+            actions: ``(N, …)`` per leaf of the action space.
+
+        Returns:
+            Observations (views of the block, valid until the second following step, unless
+            ``copy=True``), rewards ``(N,)``, terminated, truncated and infos.
+
+        Raises:
+            InvalidAction: Before anything is sent; the env stays usable.
+        """
+        self._require_idle("step")
+        arrays, _ = self._check(actions, self._all, chunked=False)
+        return self._lockstep(arrays, None)
+
+    def step_chunk(self, actions: Any) -> Step:
+        """Run up to K steps in every slot with one wake-up.
+
+        Args:
+            actions: ``(N, K, …)`` per leaf of the action space.
+
+        Returns:
+            Observations of the last executed step (of every step, ``(N, K, …)``, with
+            ``frames="every"``), rewards ``(N, K)``, terminated and truncated ``(N,)`` of the last
+            executed step, and infos with ``steps`` ``(N,)``, the number executed.
+        """
+        self._require_idle("step_chunk")
+        arrays, chunk = self._check(actions, self._all, chunked=True)
+        return self._lockstep(arrays, chunk)
+
+    def _lockstep(self, arrays: list[Array], chunk: int | None) -> Step:
+        self._require_steppable(self._all)
+        ring, everyone = self._ring, slice(None)
+        ring.reserve(chunk or 1)
+        ring.write_actions(everyone, arrays, chunk or 1)
+        row = ring.advance_all()
+        ring.slot_chunk = [ring.chunk] * self.num_envs
+        if self._options.check_lifetimes:
+            ring.poison(everyone, row)
+        failures = self._command(self._all, Op.STEP, row, chunk)
+        rewards, terminated, truncated, info = self._collect(self._all, row, chunk, failures)
+        return self._own(ring.observe_all(row, chunk)), rewards, terminated, truncated, info
+
+    def _command(
+        self,
+        slots: Slots,
+        op: Op,
+        row: int,
+        chunk: int | None,
+        options: dict[str, Any] | None = None,
+    ) -> dict[int, SlotError]:
+        """Send a command to idle slots and wait for all of them; returns what failed."""
+        index: Slots | slice = slice(None) if len(slots) == self.num_envs else slots
+        self._write_commands(index, op, row, chunk or 1)
+        if options:
+            self._write_letters(slots, [options] * len(slots))
+        self._resetting[index] = True if op is Op.RESET else self._ended[index]
+        waiting = self._dispatch(slots, op)
+        failures = {}
+        for slot, failure in self._answered + self._engine.wait(waiting, None):
+            if failure is not None:
+                failures[slot] = failure
+                if op is Op.STEP:
+                    self._fail(slot, chunk or 1)
+        self._answered.clear()
+        return failures
+
+    # Asynchronous: each slot on its own.
+
+    def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
+        """Send actions to idle slots without waiting; `recv` collects the results.
+
+        Args:
+            actions: ``(n, …)`` for single steps, ``(n, K, …)`` for chunks.
+            slots: The n slots; None for all.
+        """
+        chosen = self._idle(slots, "send")
+        self._require_steppable(chosen)
+        arrays, chunk = self._check(actions, chosen, chunked=None)
+        ring = self._ring
+        ring.reserve(chunk or 1)
+        ring.write_actions(chosen, arrays, chunk or 1)
+        rows = ring.advance(chosen)
+        for slot in chosen:
+            ring.slot_chunk[slot] = ring.chunk
+        if self._options.check_lifetimes:
+            for slot, row in zip(chosen, rows, strict=True):
+                ring.poison(np.array([slot]), int(row))
+        self._write_commands(chosen, Op.STEP, rows, chunk or 1)
+        self._resetting[chosen] = self._ended[chosen]
+        self._pending.update(dict.fromkeys(map(int, chosen), chunk))
+        self._dispatch(chosen, Op.STEP)
+
+    def send_reset(
+        self,
+        slots: Sequence[int] | Slots | None = None,
+        *,
+        seed: Seed = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """Reset idle slots without waiting; `recv` delivers their first observations.
+
+        A reset that fails is delivered like any other failure.
+        """
+        chosen = self._idle(slots, "send_reset")
+        options = dict(options or {})
+        self._episodes.begin(chosen, seed, options)
+        rows = self._ring.advance(chosen)
+        self._write_commands(chosen, Op.RESET, rows, 1)
+        if options:
+            self._write_letters(chosen, [options] * len(chosen))
+        self._resetting[chosen] = True
+        self._pending.update(dict.fromkeys(map(int, chosen)))
+        self._dispatch(chosen, Op.RESET)
+
+    def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
+        """Results of slots that are ready, first come, first served.
+
+        Args:
+            min_slots: How many to wait for.
+            timeout_s: How long to wait for them; then fewer are returned, maybe none.
+
+        Raises:
+            InvalidCall: When fewer than ``min_slots`` are pending.
+        """
+        self._require_open()
+        if min_slots > len(self._pending):
+            raise InvalidCall(
+                f"recv({min_slots}) would wait for ever: {len(self._pending)} slots are pending"
+            )
+        wanted = max(0, min_slots - len(self._answered))
+        answered = self._answered + self._engine.wait(wanted, timeout_s)
+        self._answered.clear()
+        slots = np.array([slot for slot, _ in answered], np.intp)
+        chunks = [self._pending.pop(int(slot)) for slot in slots]
+        failures = {slot: failure for slot, failure in answered if failure is not None}
+        lengths = [chunk for chunk in chunks if chunk is not None]
+        chunk = max(lengths) if lengths else None
+        for slot in failures:
+            self._fail(slot, chunk or 1)
+        rows = self._ring.slot_row[slots]
+        rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures)
+        obs = self._own(self._ring.observe(slots, chunk))
+        return Ready(slots, obs, rewards, terminated, truncated, info)
+
+    # Reaching into the envs.
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute; one value per slot."""
+        check_callable(name)
+        return self._request("call", name, [args] * self.num_envs, kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute on every env; restarted envs get it again.
+
+        Args:
+            name: The attribute.
+            values: One value for all, or a list or tuple with one per slot.
+        """
+        each = values if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
+        self._request("set", name, list(each), {})
+        for slot, value in enumerate(each):
+            self._engine.set_attribute(slot, name, value)
+
+    def render(self) -> tuple[Any, ...] | None:
+        """What every env's ``render()`` returns."""
+        return self._request("render", "render", [()] * self.num_envs, {})
+
+    def switch_task(self, slots: Sequence[int] | Slots, task: Any) -> None:
+        """Give idle slots another task; they must be reset, or are by their next step."""
+        chosen = self._idle(slots, "switch_task")
+        for slot in chosen:
+            plan = self._planner(int(slot), task)
+            self._plans[slot] = plan
+            self._engine.switch(int(slot), plan)
+        for slot, failure in self._engine.wait(len(chosen), None):
+            if failure is not None:
+                raise BuildError(f"could not switch slot {slot} to {task}: {failure}")
+        self._ended[chosen] = True
+
+    def _request(
+        self, mode: CallMode, name: str, each: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        self._require_idle(name)
+        letters = [(mode, name, args, kwargs) for args in each]
+        self._engine.board.commands[:, Command.OP] = Op.CALL
+        self._write_letters(self._all, letters)
+        self._engine.dispatch(self._all.tolist(), Op.CALL)
+        failures = []
+        for slot, failure in self._engine.wait(self.num_envs, None):
+            if failure is not None:
+                failures.append(failure)
+                if failure.kind != "exception":
+                    self._engine.lost[slot] = failure
+        if failures:
+            raise EnvCallError(f"{name}: {failures[0]}")
+        return tuple(self._engine.letter(slot)["value"] for slot in range(self.num_envs))
+
+    # Looking at the block.
+
+    def history(self) -> dict[str, Any]:
+        """The whole ring as contiguous arrays, ``(T, N, …)``, in the block's order.
+
+        The newest row is ``row``; after `rewind`, rows are in the order of time.
+        """
+        return {**self._ring.history(), "row": int(self._ring.slot_row[0])}
+
+    def rewind(self) -> None:
+        """Carry the newest row to row 0: the next T - 1 steps fill rows 1 to T - 1 in order."""
+        self._require_idle("rewind")
+        row = self._ring.advance_all()
+        row = (row - 1) % self._ring.layout.rows
+        for slot in range(self.num_envs):
+            self._ring.copy(slot, row, 0, self._ring.chunk)
+        self._ring.slot_row[:] = 0
+        self._last_row[:] = 0
+        self._last_chunk = list(self._ring.slot_chunk)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Full task name of every slot."""
+        return tuple(plan.spec.name for plan in self._plans)
+
+    @property
+    def episodes(self) -> NDArray[np.int64]:
+        """Episode index of every slot; meaningful for suites."""
+        return self._episodes.current.copy()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Pids of the processes that hold envs."""
+        return self._engine.worker_pids()
+
+    def timings_ns(self) -> dict[str, NDArray[np.int64]]:
+        """Where each slot's worker spent its last command, in nanoseconds, ``(N,)`` each."""
+        columns = (
+            Result.TOTAL_NS,
+            Result.SIM_NS,
+            Result.FRAMES_NS,
+            Result.OBS_NS,
+            Result.TOGGLE_NS,
+        )
+        results = self._engine.board.results
+        return {column.name[:-3].lower(): results[:, column].copy() for column in columns}
+
+    def close(self, timeout_s: float = _CLOSE_S, **_: Any) -> None:
+        """Close envs and end all processes; returns within seconds in every state.
+
+        Does nothing in a forked copy of the process that made the env.
+        """
+        if not self.closed:
+            self.closed = True
+            if self._finalizer.detach() is not None:
+                _close_engine(self._engine, self._maker_pid, timeout_s)
+
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Bookkeeping.
+
+    def _write_commands(
+        self, slots: Slots | slice, op: Op, rows: Slots | int, chunk: int
+    ) -> None:
+        commands = self._engine.board.commands
+        commands[slots, Command.OP] = op
+        commands[slots, Command.ROW] = rows
+        commands[slots, Command.CHUNK] = chunk
+        commands[slots, Command.LETTER] = 0
+        self._episodes.write(self._engine.board, slots, self._ring.epoch << EPOCH_SHIFT)
+
+    def _write_letters(self, slots: Slots, letters: Sequence[Any]) -> None:
+        for slot, letter in zip(slots.tolist(), letters, strict=True):
+            nbytes = self._engine.mail.put(slot, letter, to_worker=True)
+            self._engine.board.commands[slot, Command.LETTER] = nbytes
+
+    def _dispatch(self, slots: Slots, op: Op) -> int:
+        """Publish commands; slots that lost their env while idle answer at once.
+
+        Returns:
+            How many answers are to be waited for.
+        """
+        sent = slots.tolist()
+        if lost := self._engine.lost:
+            for slot in list(sent):
+                failure = lost.pop(slot, None)
+                if failure is not None and op is Op.STEP and not self._ended[slot]:
+                    self._answered.append((slot, failure))
+                    sent.remove(slot)
+        self._engine.dispatch(sent, op)
+        return len(sent)
+
+    def _fail(self, slot: int, chunk: int) -> None:
+        """Give a failed slot its last complete observation."""
+        row = int(self._ring.slot_row[slot])
+        self._ring.fail(slot, row, int(self._last_row[slot]), self._last_chunk[slot], chunk)
+
+    def _collect(
+        self,
+        slots: Slots,
+        rows: Slots | int,
+        chunk: int | None,
+        failures: dict[int, SlotError],
+    ) -> tuple[Array, Array, Array, dict[str, Any]]:
+        """Rewards, flags and infos of slots that have answered."""
+        terminated, truncated, steps = self._settle(slots, rows, failures)
+        info = self._infos.assemble(slots, failures, steps)
+        info["steps"] = steps
+        info["frame_valid"] = self._ring.frame_valid(slots, rows, chunk)
+        return self._ring.rewards(slots, rows, chunk), terminated, truncated, info
+
+    def _settle(
+        self, slots: Slots, rows: Slots | int, failures: dict[int, SlotError]
+    ) -> tuple[Array, Array, Array]:
+        """Update who has ended, who was reset and which episode comes next."""
+        terminated, truncated, steps = self._ring.flags(slots, rows)
+        ended = terminated | truncated
+        reset = self._resetting[slots]
+        for slot in failures:
+            self._episodes.failed(slot, resetting=bool(self._resetting[slot]))
+            ended[slots == slot] = False
+            reset = reset & (slots != slot)
+        if reset.any():
+            self._episodes.consumed(slots[reset])
+        if ended.any():
+            for slot in slots[ended]:
+                self._engine.finished_episode(int(slot))
+            if self._settings.autoreset == "same_step":
+                self._episodes.consumed(slots[ended])
+        self._ended[slots] = ended if self._settings.autoreset != "same_step" else False
+        self._begun[slots] = True
+        for slot in failures:
+            self._ended[slot] = True
+        self._last_row[slots] = rows
+        for slot in slots:
+            self._last_chunk[slot] = self._ring.slot_chunk[slot]
+        return terminated, truncated, steps
+
+    def _own(self, obs: Any) -> Any:
+        if not self._options.copy:
+            return obs
+        if isinstance(obs, dict):
+            return {key: self._own(value) for key, value in obs.items()}
+        return np.array(obs)
+
+    def _masked(self, mask: Any) -> Slots:
+        if mask is None:
+            return self._all
+        mask = np.asarray(mask)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise InvalidCall(
+                f"reset_mask must be a bool array of shape ({self.num_envs},) with at least one"
+                f" True, found {mask.dtype} {mask.shape}"
+            )
+        return np.flatnonzero(mask)
+
+    def _idle(self, slots: Sequence[int] | Slots | None, what: str) -> Slots:
+        self._require_open()
+        chosen = self._all if slots is None else np.asarray(slots, np.intp).reshape(-1)
+        if len(chosen) == 0 or len(np.unique(chosen)) != len(chosen):
+            raise InvalidCall(f"{what} needs distinct slots, found {chosen.tolist()}")
+        if chosen.min() < 0 or chosen.max() >= self.num_envs:
+            raise InvalidCall(f"{what}: slots are 0 to {self.num_envs - 1}, found {chosen.tolist()}")
+        if busy := [int(slot) for slot in chosen if int(slot) in self._pending]:
+            raise InvalidCall(f"{what}: slots {busy} have not been received since their last send")
+        return chosen
+
+    def _require_steppable(self, slots: Slots) -> None:
+        if not self._begun[slots].all():
+            raise InvalidCall("call reset() first")
+        if self._settings.autoreset == "disabled" and self._ended[slots].any():
+            raise InvalidCall(
+                f"slots {slots[self._ended[slots]].tolist()} have ended and autoreset is disabled:"
+                f" reset them with options={{'reset_mask': …}}"
+            )
+
+    def _require_idle(self, what: str) -> None:
+        self._require_open()
+        if self._pending:
+            raise InvalidCall(
+                f"{what} with sends pending: receive slots {sorted(self._pending)} first"
+            )
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ClosedEnv("this vector env has been closed")
+
+
+def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> None:
+    """Close an engine, but only in the process that made it."""
+    if os.getpid() == maker:
+        engine.close(timeout_s)
+
+
+def _widen(infos: dict[str, Any], slots: Slots, num_envs: int) -> dict[str, Any]:
+    """Spread a batch of some slots over all slots; absent ones are zero and masked out."""
+    wide: dict[str, Any] = {}
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            wide[key] = _widen(value, slots, num_envs)
+        else:
+            wide[key] = np.zeros((num_envs, *value.shape[1:]), value.dtype)
+            wide[key][slots] = value
+    return wide

@@ -1,0 +1,125 @@
+"""Which episode a slot plays next: indices for suites, seeds for plain Gymnasium envs.
+
+Suites: the n-th episode of slot i has index ``start + n * num_envs + i``, and ``seed`` sets
+``start = seed * STREAM``. An episode that ends in an error uses up its index; the restarted env
+goes on with the slot's next one. Gymnasium envs: ``reset(seed)`` gives slot i ``seed + i``, and
+later resets draw from the env's own generator; after a restart, that generator is gone, so the
+slot is reseeded from its seed and its number of restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.contracts import STREAM
+from polyarm.errors import InvalidCall
+from polyarm.vector.board import EPISODIC, SEEDED, Board, Command
+
+Slots = NDArray[np.intp]
+Seed = int | Sequence[int | None] | None
+
+
+class Episodes:
+    """Episode indices and seeds of all slots.
+
+    Args:
+        num_envs: Number of slots.
+        episodic: Whether the envs know episode indices.
+        seed: Default of the first reset.
+        scatter: Whether envs forked from one builder share a generator that must be reseeded.
+    """
+
+    def __init__(self, num_envs: int, *, episodic: bool, seed: int | None, scatter: bool) -> None:
+        self._num_envs = num_envs
+        self._episodic = episodic
+        self._default_seed = seed
+        self._scatter = scatter
+        self._seeds: list[int | None] = [None] * num_envs
+        self._restarts = [0] * num_envs
+        self._reseed: dict[int, int] = {}
+        self.next: NDArray[np.int64] = np.arange(num_envs, dtype=np.int64)
+        self.current: NDArray[np.int64] = np.full(num_envs, -1, np.int64)
+
+    def begin(self, slots: Slots, seed: Seed, options: dict[str, Any]) -> None:
+        """Take over what the user asked of a reset; removes our own keys from ``options``."""
+        if seed is None and self._default_seed is not None:
+            seed, self._default_seed = self._default_seed, None
+        chosen = options.pop("episodes", None)
+        start = options.pop("start", None)
+        if not self._episodic and (chosen is not None or start is not None):
+            raise InvalidCall("only suites know episode indices; seed this env instead")
+        if self._episodic:
+            self._begin_episodes(slots, seed, start, chosen)
+        else:
+            self._begin_seeds(slots, seed)
+
+    def _begin_episodes(self, slots: Slots, seed: Seed, start: Any, chosen: Any) -> None:
+        if chosen is not None:
+            indices = np.broadcast_to(np.asarray(chosen, np.int64), (len(slots),))
+            if (indices < 0).any():
+                raise InvalidCall(f"episode indices start at 0, found {int(indices.min())}")
+            self.next[slots] = indices
+        elif isinstance(seed, Sequence):
+            for slot, one in zip(slots, self._spread(slots, seed), strict=True):
+                if one is not None:
+                    self.next[slot] = _checked(one) * STREAM + slot
+        elif seed is not None or start is not None:
+            self.next[slots] = _checked(seed or 0) * STREAM + int(start or 0) + slots
+
+    def _begin_seeds(self, slots: Slots, seed: Seed) -> None:
+        if seed is None and self._scatter:
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+        self._scatter = False
+        for slot, one in zip(slots, self._spread(slots, seed), strict=True):
+            if one is not None:
+                self._seeds[slot] = self._reseed[int(slot)] = one
+                self._restarts[slot] = 0
+
+    def _spread(self, slots: Slots, seed: Seed) -> list[int | None]:
+        if seed is None or isinstance(seed, int | np.integer):
+            return [None if seed is None else _checked(int(seed) + int(slot)) for slot in slots]
+        if len(seed) == self._num_envs:
+            return [None if seed[slot] is None else _checked(seed[slot]) for slot in slots]
+        raise InvalidCall(
+            f"a list of seeds needs one per slot: {self._num_envs}, found {len(seed)}"
+        )
+
+    def write(self, board: Board, slots: Slots | slice, epoch_bits: int) -> None:
+        """Put what the next reset of these slots needs into their commands."""
+        commands = board.commands
+        commands[slots, Command.EPISODE] = self.next[slots]
+        commands[slots, Command.FLAGS] = epoch_bits | (EPISODIC if self._episodic else 0)
+        if self._reseed:
+            wanted = range(self._num_envs) if isinstance(slots, slice) else slots
+            for slot in wanted:
+                if (seed := self._reseed.get(int(slot))) is not None:
+                    commands[slot, Command.SEED] = seed
+                    commands[slot, Command.FLAGS] |= SEEDED
+
+    def consumed(self, slots: Slots) -> None:
+        """Note that these slots have been reset: their next episode is under way."""
+        self.current[slots] = self.next[slots]
+        self.next[slots] += self._num_envs
+        if self._reseed:
+            for slot in slots:
+                self._reseed.pop(int(slot), None)
+
+    def failed(self, slot: int, *, resetting: bool) -> None:
+        """Note that a slot's env is gone; an index whose reset failed is used up too."""
+        self._restarts[slot] += 1
+        if resetting:
+            self.next[slot] += self._num_envs
+        seed = self._seeds[slot]
+        if seed is not None:
+            entropy = np.random.SeedSequence(seed, spawn_key=(self._restarts[slot],))
+            self._reseed[slot] = int(entropy.generate_state(1)[0])
+
+
+def _checked(seed: Any) -> int:
+    if not 0 <= int(seed) < 2**62:
+        raise InvalidCall(f"a seed must be in [0, 2**62), found {seed}")
+    return int(seed)

@@ -1,0 +1,98 @@
+"""From the traces a failure leaves (a letter, an exit status, a board record) to a `SlotError`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyarm.errors import SlotError
+from polyarm.vector.board import Board, Doing, Phase
+from polyarm.vector.channel import Message
+from polyarm.vector.worker import SlotPlan
+from polyarm.vector.workerstate import WorkerOptions, WorkerState
+
+_STACK_MARK = "Fatal Python error:"
+
+
+def from_letter(
+    letter: Mapping[str, Any], plan: SlotPlan, phase: Phase, step: int, pid: int, stderr: str
+) -> SlotError:
+    """The error an env raised, as its worker reported it."""
+    return SlotError(
+        kind="exception",
+        slot=plan.index,
+        task=plan.spec.name,
+        phase=phase.name.lower(),
+        step=step,
+        message=f"raised {letter['error_class']}: {letter['message']}",
+        error_class=letter["error_class"],
+        pid=pid,
+        stack=letter["stack"],
+        stderr=stderr,
+    )
+
+
+def from_failed_start(event: Message, plan: SlotPlan) -> SlotError:
+    """The error of a builder process that raised, died or took too long."""
+    stack, stderr = split_stack(event["stderr"])
+    raised = f"raised {event['error_class']}: " if event["error_class"] else ""
+    return SlotError(
+        kind="exception" if raised else "died",
+        slot=plan.index,
+        task=plan.spec.name,
+        phase="build",
+        step=0,
+        message=f"{raised}{event['message']}",
+        error_class=event["error_class"],
+        pid=event["pid"],
+        stack=event["stack"] or stack,
+        stderr=stderr,
+    )
+
+
+def from_death(
+    worker: WorkerState,
+    event: Message,
+    board: Board,
+    plans: Sequence[SlotPlan],
+    options: WorkerOptions,
+) -> dict[int, SlotError]:
+    """Errors of all slots of a worker that ended: the one in its call is the cause.
+
+    A worker that dies between calls has no cause among its slots, so all of them are charged.
+    """
+    doing = board.workers[worker.index]
+    phase = Phase(int(doing[Doing.PHASE]))
+    cause = int(doing[Doing.SLOT]) if phase is not Phase.IDLE else None
+    stack, stderr = split_stack(event["stderr"])
+    status = int(event["status"])
+    name = signal.Signals(-status).name if status < 0 else ""
+    kind, message = "died", f"died with exit status {status}" if status >= 0 else f"died of {name}"
+    if worker.hung:
+        limit_s = options.limit_s(phase)
+        kind, message = "hung", f"did not answer within {limit_s:g} s and was killed"
+    elif event["reason"] == "memory":
+        kind, message = "memory", f"outgrew memory_limit={options.memory_limit} bytes, was killed"
+    errors = {}
+    for slot in worker.slots:
+        neighbour = cause is not None and slot != cause
+        errors[slot] = SlotError(
+            kind="collateral" if neighbour else kind,
+            slot=slot,
+            task=plans[slot].spec.name,
+            phase=phase.name.lower(),
+            step=int(doing[Doing.STEP]),
+            message=f"lost its worker: slot {cause} {message}" if neighbour else message,
+            pid=event["pid"],
+            signal=name,
+            stack="" if neighbour else stack,
+            stderr="" if neighbour else stderr,
+        )
+    return errors
+
+
+def split_stack(stderr: str) -> tuple[str, str]:
+    """A dying process's stack, as faulthandler wrote it, and what it had written before."""
+    before, mark, stack = stderr.rpartition(_STACK_MARK)
+    return (mark + stack, before) if mark else ("", stderr)

@@ -1,0 +1,333 @@
+"""The fork server: starts, watches, reaps and kills every process of one vector env.
+
+It is exec'd as a session of its own, has one thread, runs no user code and imports no simulator.
+It is the subreaper of all its descendants and watches the trainer's pidfd: when the trainer ends,
+however it ends, everything below goes too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from polyarm.vector import host, process
+from polyarm.vector.capture import Capture
+from polyarm.vector.channel import Channel, Message
+from polyarm.vector.nursery import Nursery, Start
+from polyarm.vector.watcher import Watcher
+
+_MEMORY_CHECK_S = 0.2
+_FAREWELL_S = 5.0
+
+
+@dataclass(eq=False)
+class Child:
+    """A running worker."""
+
+    start: Start
+    pid: int
+    building: bool
+    reason: str = ""
+
+    @property
+    def capture(self) -> Capture:
+        """The worker's stderr."""
+        return self.start.capture
+
+
+class ForkServer:
+    """The server's event loop.
+
+    Args:
+        trainer: Connection to the trainer.
+        trainer_pidfd: Becomes readable when the trainer ends.
+        introduction: The trainer's first message: shared descriptors and limits.
+    """
+
+    def __init__(self, trainer: Channel, trainer_pidfd: int, introduction: Message) -> None:
+        self._trainer = trainer
+        self._watcher = Watcher()
+        self._children: dict[int, Child] = {}
+        self._reaped_early: dict[int, int] = {}
+        self._queue: deque[Start] = deque()
+        self._largest_build = 256 << 20
+        self._max_builds = int(introduction["max_builds"])
+        self._memory_limit: int | None = introduction["memory_limit"]
+        self._search_path: list[str] = introduction["search_path"]
+        self._memory_checked = 0.0
+        self._closing = False
+        built_fd, built_write = os.pipe2(os.O_CLOEXEC)
+        signal_fd, signal_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._kept = (*introduction["fds"], built_write)
+        self._nursery = Nursery(
+            self._watcher,
+            self._kept,
+            host.available_memory() // 4,
+            self._started,
+            self._failed,
+            self._threads_found,
+        )
+        self._watcher.watch(trainer.fileno(), self._from_trainer)
+        self._watcher.watch(trainer_pidfd, self._close)
+        self._watcher.watch(signal_fd, lambda: self._reap(signal_fd))
+        self._watcher.watch(built_fd, lambda: self._built(built_fd))
+        signal.set_wakeup_fd(signal_write, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the trainer says close or ends; leaves no descendant behind."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._close())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            while not self._closing:
+                flushed = self._trainer.flush() and self._nursery.flush()
+                self._watcher.run_once(self._timeout() if flushed else 0.01)
+                self._nursery.check_deadlines(time.monotonic())
+                self._check_memory()
+                self._start_queued()
+        finally:
+            self._kill_everything()
+
+    def _close(self) -> None:
+        self._closing = True
+
+    def _timeout(self) -> float | None:
+        deadlines = [handle.deadline for handle in self._nursery if not handle.ready]
+        wait = max(0.0, min(deadlines, default=float("inf")) - time.monotonic())
+        if self._memory_limit is not None:
+            wait = min(wait, _MEMORY_CHECK_S)
+        if self._queue:
+            wait = min(wait, 0.25)
+        return None if wait == float("inf") else wait
+
+    def _from_trainer(self) -> None:
+        messages = self._trainer.receive()
+        if messages is None:
+            self._close()
+            return
+        self.handle(messages)
+
+    def handle(self, messages: list[Message]) -> None:
+        """Act on the trainer's messages."""
+        for message in messages:
+            if message["op"] == "start":
+                start = Start(message, message["fds"][0])
+                self._watcher.watch_capture(start.capture)
+                self._queue.append(start)
+            elif message["op"] == "tail":
+                self._send_tail(message["worker"], message["generation"])
+            elif message["op"] == "close":
+                self._close()
+        self._start_queued()
+
+    def _start_queued(self) -> None:
+        """Pass starts on, builds in workers only as fast as cores and memory allow."""
+        while self._queue:
+            start = self._queue[0]
+            if start.message["mode"] != "built":
+                building = sum(child.building for child in self._children.values())
+                building += len(self._ordered)
+                room = host.available_memory() // self._largest_build
+                if building >= min(self._max_builds, max(1, room)):
+                    return
+            self._queue.popleft()
+            self._order(start)
+
+    @property
+    def _ordered(self) -> list[Start]:
+        """Starts handed to a zygote that have no process yet."""
+        items = [item for h in self._nursery for item in (*h.waiting, *h.sent)]
+        return [item for item in items if isinstance(item, Start)]
+
+    def _order(self, start: Start) -> None:
+        if start.message["mode"] == "fresh":
+            self._exec(start)
+        else:
+            self._nursery.order(start)
+
+    def _exec(self, start: Start) -> None:
+        """Start a worker in a fresh interpreter."""
+        plan_fd = os.memfd_create("polyarm-plan")
+        with open(plan_fd, "wb", closefd=False) as file:
+            pickle.dump((self._search_path, start.message["plan"]), file)
+        os.lseek(plan_fd, 0, os.SEEK_SET)
+        doorbell_fd, stderr_fd = start.hand_over()
+        fds = (*self._kept, doorbell_fd)
+        arguments = [str(os.getpid()), str(plan_fd), *map(str, fds)]
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.dup2(stderr_fd, 2)
+            for fd in (plan_fd, *fds):
+                os.set_inheritable(fd, True)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            environment = {**os.environ, **start.message["environment"]}
+            command = [sys.executable, "-m", "polyarm.vector.worker", *arguments]
+            try:
+                os.execve(sys.executable, command, environment)
+            finally:
+                os._exit(71)
+        for fd in (plan_fd, doorbell_fd, stderr_fd):
+            os.close(fd)
+        self._started(start, pid)
+
+    def _started(self, start: Start, pid: int) -> None:
+        child = Child(start, pid, building=True)
+        self._children[pid] = child
+        message = {
+            "event": "started",
+            "worker": start.worker,
+            "generation": start.generation,
+            "pid": pid,
+        }
+        if pid in self._reaped_early:
+            self._trainer.send(message)
+            self._ended(child, self._reaped_early.pop(pid))
+            return
+        self._trainer.send(message, (os.pidfd_open(pid),))
+
+    def _failed(self, start: Start, reason: Message) -> None:
+        self._trainer.send(
+            {
+                "event": "failed",
+                "worker": start.worker,
+                "generation": start.generation,
+                "pid": reason.get("pid", 0),
+                "error_class": reason.get("error_class", ""),
+                "message": reason["message"],
+                "stack": reason.get("stack", ""),
+                "stderr": reason.get("stderr", ""),
+            }
+        )
+        self._watcher.unwatch(start.capture.read_fd)
+        start.drop()
+
+    def _threads_found(self, start: Start, threads: int) -> None:
+        """The zygote cannot fork safely; the trainer will ask for a fresh interpreter."""
+        self._trainer.send(
+            {
+                "event": "threads",
+                "worker": start.worker,
+                "generation": start.generation,
+                "threads": threads,
+            }
+        )
+        self._watcher.unwatch(start.capture.read_fd)
+        start.drop()
+
+    def _built(self, fd: int) -> None:
+        finished = os.read(fd, 4096)
+        for place in range(0, len(finished), 8):
+            worker = int.from_bytes(finished[place : place + 8], "little")
+            for child in self._children.values():
+                if child.start.worker == worker:
+                    child.building = False
+                    self._largest_build = max(self._largest_build, host.private_memory(child.pid))
+        self._nursery.evict()
+
+    def _reap(self, signal_fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(signal_fd, 4096)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if pid in self._children:
+                self._ended(self._children[pid], status)
+            elif pid not in self._nursery.pids():
+                self._reaped_early[pid] = status
+        self._kill_orphans()
+
+    def _ended(self, child: Child, status: int) -> None:
+        del self._children[child.pid]
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        self._trainer.send(
+            {
+                "event": "ended",
+                "worker": child.start.worker,
+                "generation": child.start.generation,
+                "pid": child.pid,
+                "status": os.waitstatus_to_exitcode(status),
+                "reason": child.reason,
+                "stderr": child.capture.text(),
+            }
+        )
+        self._watcher.unwatch(child.capture.read_fd)
+        child.start.drop()
+
+    def _kill_orphans(self) -> None:
+        """Kill what workers left behind; it was reparented to this process."""
+        if self._nursery.expecting():
+            return
+        known = self._children.keys() | self._nursery.pids()
+        for pid in process.children():
+            if pid not in known:
+                process.kill(pid)
+        self._reaped_early.clear()
+
+    def _check_memory(self) -> None:
+        limit = self._memory_limit
+        if limit is None or time.monotonic() < self._memory_checked + _MEMORY_CHECK_S:
+            return
+        self._memory_checked = time.monotonic()
+        for child in self._children.values():
+            if not child.reason and host.private_memory(child.pid) > limit:
+                child.reason = "memory"
+                process.kill(child.pid)
+
+    def _send_tail(self, worker: int, generation: int) -> None:
+        text = ""
+        for child in self._children.values():
+            if (child.start.worker, child.start.generation) == (worker, generation):
+                text = child.capture.text()
+        self._trainer.send({"event": "tail", "worker": worker, "stderr": text})
+
+    def _kill_everything(self) -> None:
+        """Kill all descendants, adopt what they leave, and kill that too."""
+        end = time.monotonic() + _FAREWELL_S
+        while (pids := process.children()) and time.monotonic() < end:
+            for pid in pids:
+                process.kill(pid)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.002)
+
+
+def main() -> None:
+    """Entry: ``python -m polyarm.vector.forkserver <socket fd> <trainer's pidfd>``."""
+    sock_fd, trainer_pidfd = (int(argument) for argument in sys.argv[1:])
+    process.set_name("polyarm-server")
+    process.become_subreaper()
+    host.raise_descriptor_limit(1 << 16)
+    trainer = Channel(socket.socket(fileno=sock_fd), blocking=True)
+    messages = trainer.receive()
+    if messages is None:
+        return
+    introduction, *rest = messages
+    trainer.unblock()
+    sys.path[:] = introduction["search_path"]
+    with contextlib.suppress(OSError):
+        os.chdir(introduction["folder"])
+    server = ForkServer(trainer, trainer_pidfd, introduction)
+    server.handle(rest)
+    server.run()
+
+
+if __name__ == "__main__":
+    main()

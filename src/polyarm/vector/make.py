@@ -1,0 +1,192 @@
+"""`make_vec`: from task names to a running vector env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import cloudpickle
+import gymnasium
+
+from polyarm import display as displays
+from polyarm import registry
+from polyarm.contracts import EnvSpec, ForkMode
+from polyarm.errors import InvalidCall
+from polyarm.vector import host
+from polyarm.vector.env import VectorEnv, VectorOptions
+from polyarm.vector.serial import SerialEngine
+from polyarm.vector.slot import Autoreset, Frames, Infos, SlotSettings
+from polyarm.vector.worker import SlotPlan
+from polyarm.vector.workers import WorkerEngine
+from polyarm.vector.workerstate import WorkerOptions
+
+TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
+Start = Literal["auto", "built", "imports", "fresh"]
+
+_STARTS: dict[str, ForkMode] = {"built": "built", "imports": "imports", "fresh": "never"}
+
+
+def make_vec(
+    tasks: TaskLike | Sequence[TaskLike],
+    *,
+    num_envs: int,
+    num_workers: int | None = None,
+    cameras: Sequence[str] = (),
+    image_size: tuple[int, int] = (256, 256),
+    ring: int = 2,
+    copy: bool = False,
+    frames: Frames = "last",
+    autoreset: Autoreset = "next_step",
+    start: Start = "auto",
+    display: str = "auto",
+    infos: Infos = "auto",
+    step_timeout_s: float = 60.0,
+    reset_timeout_s: float = 120.0,
+    build_timeout_s: float = 300.0,
+    max_restarts: int = 3,
+    memory_limit: int | None = None,
+    clip_actions: bool = False,
+    check_lifetimes: bool = False,
+    pin_workers: bool = False,
+    seed: int | None = None,
+    **suite_options: Any,
+) -> VectorEnv:
+    """Make a vector env of ``num_envs`` slots.
+
+    Args:
+        tasks: A task (``"metaworld/reach-v3"``, ``"gym/CartPole-v1"``), a set of tasks
+            (``"metaworld/mt10"``), a callable that builds an env, a ``"module:callable"`` string,
+            or a list of these, dealt to the slots in turn.
+        num_envs: Number of slots, N.
+        num_workers: Worker processes; None for one per slot, 0 to run in this process.
+        cameras: Cameras whose frames the observations carry.
+        image_size: ``(height, width)`` of each frame.
+        ring: Rows of the block, T; a view of an observation is valid until the slot's T-th
+            following send.
+        copy: Return independent observation arrays instead of views of the block.
+        frames: ``"last"``: the observation at a chunk's end; ``"every"``: all K of them;
+            ``"none"``: no frame keys at all.
+        autoreset: ``"next_step"``, ``"same_step"`` or ``"disabled"``, as in Gymnasium.
+        start: How workers come to life: forked from a ``"built"`` env, forked after
+            ``"imports"``, as ``"fresh"`` interpreters, or as the suite says (``"auto"``).
+        display: ``"auto"``, ``"egl"``, ``"osmesa"`` or ``"none"``.
+        infos: ``"auto"`` sends numeric keys every step and the rest at resets and ends;
+            ``"full"`` pickles everything every step.
+        step_timeout_s: A worker whose env step takes longer is killed and replaced.
+        reset_timeout_s: The same for resets.
+        build_timeout_s: The same for building an env.
+        max_restarts: Failures in a row, without a finished episode, that a slot is forgiven.
+        memory_limit: Bytes of private memory after which a worker is killed and replaced.
+        clip_actions: Clip Box actions to their bounds; else they pass as they are.
+        check_lifetimes: Spoil rows whose views have expired (NaN or 0xDB), to find stale reads.
+        pin_workers: Bind each worker to one core, in turn.
+        seed: Default seed of the first reset.
+        **suite_options: Options of the suite, such as ``success="last"`` for Meta-World.
+
+    Returns:
+        A running `VectorEnv`; use it as a context manager or call ``close()``.
+
+    Raises:
+        UnknownName: For a suite, task, camera or option that does not exist.
+        BuildError: When an env cannot be built.
+        HostLimit: When the shared block does not fit in memory.
+    """
+    _check_counts(num_envs, num_workers, ring)
+
+    def plan(slot: int, task: TaskLike) -> SlotPlan:
+        spec = _spec(task, tuple(cameras), image_size, suite_options)
+        return SlotPlan(slot, registry.locate(spec.suite), spec)
+
+    names = _expand(tasks)
+    specs = [_spec(task, tuple(cameras), image_size, suite_options) for task in names]
+    dealt = [specs[slot % len(specs)] for slot in range(num_envs)]
+    plans = [SlotPlan(i, registry.locate(spec.suite), spec) for i, spec in enumerate(dealt)]
+    suites = [registry.load(plan.location) for plan in plans]
+    screen = displays.select(display, frames=bool(cameras) and frames != "none")
+    workers = num_envs if num_workers is None else min(num_workers, num_envs)
+    settings = SlotSettings(
+        num_envs=num_envs,
+        num_workers=max(1, workers),
+        rows=ring + 1 if check_lifetimes else ring,
+        frames=frames,
+        autoreset=autoreset,
+        infos=infos,
+    )
+    mode = _mode(start, [suite.fork for suite in suites])
+    engine: SerialEngine | WorkerEngine
+    if workers == 0:
+        engine = SerialEngine(plans, settings, screen.env, max_restarts)
+    else:
+        threads = host.thread_limits(workers, forked=mode != "never")
+        options = WorkerOptions(
+            mode=mode,
+            environment={**threads, **screen.env},
+            step_timeout_s=step_timeout_s,
+            reset_timeout_s=reset_timeout_s,
+            build_timeout_s=build_timeout_s,
+            max_restarts=max_restarts,
+            memory_limit=memory_limit,
+            entropy=seed,
+            pin=pin_workers,
+        )
+        engine = WorkerEngine(plans, _groups(num_envs, workers), settings, options)
+    episodic = all(suite.episodic for suite in suites)
+    delivery = VectorOptions(
+        copy=copy,
+        check_lifetimes=check_lifetimes,
+        clip_actions=clip_actions,
+        episodic=episodic,
+        seed=seed,
+        scatter=mode == "built" and workers > 0 and not episodic,
+    )
+    return VectorEnv(engine, plans, settings, delivery, plan)
+
+
+def _check_counts(num_envs: int, num_workers: int | None, ring: int) -> None:
+    if num_envs < 1:
+        raise InvalidCall(f"num_envs must be at least 1, found {num_envs}")
+    if num_workers is not None and num_workers < 0:
+        raise InvalidCall(f"num_workers must be None, 0 or more, found {num_workers}")
+    if ring < 2:
+        raise InvalidCall(f"ring must be at least 2, found {ring}: one row is being written")
+
+
+def _expand(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
+    """Single tasks, with sets spelled out."""
+    if isinstance(tasks, str) and "/" in tasks:
+        return [f"{suite}/{task}" for suite, task in registry.resolve(tasks)]
+    if isinstance(tasks, str) or callable(tasks):
+        return [tasks]
+    expanded = [one for task in tasks for one in _expand(task)]
+    if not expanded:
+        raise InvalidCall("no tasks were given")
+    return expanded
+
+
+def _spec(
+    task: TaskLike, cameras: tuple[str, ...], image_size: tuple[int, int], options: dict[str, Any]
+) -> EnvSpec:
+    if isinstance(task, str) and "/" in task:
+        suite, name = registry.resolve(task)[0]
+        spec = EnvSpec(suite, name, cameras, image_size, options)
+    else:
+        factory = task if isinstance(task, str) else cloudpickle.dumps(task)
+        name = task if isinstance(task, str) else getattr(task, "__qualname__", repr(task))
+        spec = EnvSpec("callable", name, cameras, image_size, {**options, "factory": factory})
+    return registry.load(registry.locate(spec.suite)).check(spec)
+
+
+def _mode(start: str, forks: Sequence[ForkMode]) -> ForkMode:
+    """The most careful mode that any of the suites asks for, unless the user chose one."""
+    if start != "auto":
+        if start not in _STARTS:
+            raise InvalidCall(f"start must be one of auto, {', '.join(_STARTS)}, found {start!r}")
+        return _STARTS[start]
+    order: list[ForkMode] = ["never", "imports", "built"]
+    return min(forks, key=order.index)
+
+
+def _groups(num_envs: int, num_workers: int) -> list[tuple[int, ...]]:
+    """Slots of each worker: neighbours together, sizes differing by one at most."""
+    bounds = [num_envs * worker // num_workers for worker in range(num_workers + 1)]
+    return [tuple(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False)]

@@ -1,0 +1,121 @@
+"""The shared block and the mail file: anonymous memory files, handed over by descriptor.
+
+Nothing has a name in ``/dev/shm``, so nothing can be left there, whatever dies. The block only
+grows: a new segment is appended and mapped, old mappings live as long as somebody holds a view.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from typing import Any
+
+import cloudpickle
+
+from polyarm.errors import HostLimit
+from polyarm.vector.host import available_memory
+
+_PAGE = mmap.PAGESIZE
+_MAILBOX = 2**36
+_KEEP = 1 << 20
+
+
+def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
+    """Give the pages of a range of a memory file back to the kernel."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size, punch = 0x01, 0x02
+    libc.fallocate(fd, keep_size | punch, ctypes.c_long(offset), ctypes.c_long(nbytes))
+
+
+class Block:
+    """A growing memory file, mapped segment by segment.
+
+    Args:
+        fd: An existing memory file to open, or None to create one.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("polyarm-block", os.MFD_CLOEXEC) if fd is None else fd
+        self._end = os.fstat(self.fd).st_size
+
+    def append(self, nbytes: int) -> int:
+        """Reserve ``nbytes`` at the end and return their page-aligned offset.
+
+        Raises:
+            HostLimit: When the machine has less memory to give than that.
+        """
+        size = -(-nbytes // _PAGE) * _PAGE
+        room = available_memory()
+        if size > room:
+            raise HostLimit(
+                f"the shared block needs {size / 2**30:.2f} GiB more, and this machine has"
+                f" {room / 2**30:.2f} GiB to give; use fewer envs, a smaller image_size, a shorter"
+                f" ring, or frames='last'"
+            )
+        offset = self._end
+        os.ftruncate(self.fd, offset + size)
+        self._end = offset + size
+        return offset
+
+    def map(self, offset: int, nbytes: int) -> mmap.mmap:
+        """Map ``nbytes`` from ``offset``, shared and writable."""
+        return mmap.mmap(self.fd, nbytes, offset=offset)
+
+    def close(self) -> None:
+        """Close the descriptor; mappings stay valid for those who hold views."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Mail:
+    """One mailbox per slot and direction in a sparse memory file, for what has no fixed size.
+
+    A letter is trusted only after the doorbell or the completion that announces its length.
+
+    Args:
+        fd: An existing mail file to open, or None to create one.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("polyarm-mail", os.MFD_CLOEXEC) if fd is None else fd
+
+    def put(self, slot: int, letter: Any, *, to_worker: bool) -> int:
+        """Write a letter; returns its length in bytes, to be announced to the reader."""
+        try:
+            data = pickle.dumps(letter, protocol=pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            data = cloudpickle.dumps(letter)
+        offset = self._offset(slot, to_worker)
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self.fd, memoryview(data)[written:], offset + written)
+        return len(data)
+
+    def get(self, slot: int, nbytes: int, *, to_worker: bool) -> Any:
+        """Read the letter of ``nbytes`` that was announced; large ones free their pages."""
+        offset = self._offset(slot, to_worker)
+        parts = []
+        got = 0
+        while got < nbytes:
+            part = os.pread(self.fd, nbytes - got, offset + got)
+            if not part:
+                raise EOFError(f"mailbox of slot {slot} ended after {got} of {nbytes} bytes")
+            parts.append(part)
+            got += len(part)
+        if nbytes > _KEEP:
+            _punch_hole(self.fd, offset, nbytes)
+        return pickle.loads(b"".join(parts))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    @staticmethod
+    def _offset(slot: int, to_worker: bool) -> int:
+        return (2 * slot + to_worker) * _MAILBOX

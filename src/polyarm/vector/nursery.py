@@ -1,0 +1,280 @@
+"""The fork server's zygotes: which exist, what waits for them, and which must go.
+
+A worker comes from a chain of zygotes: one that has imported the suite, and for suites that fork
+built envs a second one, forked from the first, that has built them. Orders wait until their
+zygote is ready; a zygote that fails, dies or takes too long fails everything that waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from polyarm.vector import process
+from polyarm.vector.capture import Capture
+from polyarm.vector.channel import Channel, Message
+from polyarm.vector.host import private_memory
+from polyarm.vector.watcher import Watcher
+from polyarm.vector.zygote import run_zygote
+
+Key = tuple[object, ...]
+
+
+@dataclass(eq=False)
+class Start:
+    """A worker the trainer has asked for.
+
+    Attributes:
+        message: The trainer's request.
+        doorbell: The worker's doorbell, owned here until it is handed on.
+        capture: Where the worker's stderr goes.
+    """
+
+    message: Message
+    doorbell: int
+    capture: Capture = field(default_factory=Capture)
+
+    @property
+    def worker(self) -> int:
+        """Index of the worker."""
+        return int(self.message["worker"])
+
+    @property
+    def generation(self) -> int:
+        """Generation of the worker."""
+        return int(self.message["generation"])
+
+    def hand_over(self) -> tuple[int, int]:
+        """Doorbell and stderr, now owned by the caller."""
+        doorbell, self.doorbell = self.doorbell, -1
+        return doorbell, self.capture.hand_over()
+
+    def drop(self) -> None:
+        """Close what nobody took."""
+        if self.doorbell >= 0:
+            os.close(self.doorbell)
+            self.doorbell = -1
+        self.capture.close()
+
+
+@dataclass(eq=False)
+class Handle:
+    """A zygote as the fork server sees it.
+
+    Attributes:
+        key: What it has imported or built.
+        channel: Connection to it.
+        preparation: The request that makes it ready.
+        timeout_s: How long its preparation may take.
+        capture: Its stderr.
+        unborn: The zygote's end of the channel, until its parent has forked it.
+        pid: Its process id, once known.
+        deadline: When its preparation is overdue; infinite while its parent isn't ready.
+        ready: Whether it can fork.
+        waiting: Orders to pass on when it is ready.
+        sent: Orders it has not answered yet, oldest first.
+        used_at: When it was last needed.
+    """
+
+    key: Key
+    channel: Channel
+    preparation: Message
+    timeout_s: float
+    capture: Capture = field(default_factory=Capture)
+    unborn: socket.socket | None = None
+    pid: int | None = None
+    deadline: float = float("inf")
+    ready: bool = False
+    waiting: deque[Start | Handle] = field(default_factory=deque)
+    sent: deque[Start | Handle] = field(default_factory=deque)
+    used_at: float = 0.0
+
+    def prepare(self) -> None:
+        """Ask for its preparation, and start the clock."""
+        self.deadline = time.monotonic() + self.timeout_s
+        self.channel.send(self.preparation)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing depends on this zygote right now."""
+        return self.ready and not self.waiting and not self.sent
+
+    def close(self, watcher: Watcher) -> None:
+        """Close every descriptor held for it."""
+        watcher.unwatch(self.channel.fileno())
+        self.channel.close()
+        watcher.close_capture(self.capture)
+        if self.unborn is not None:
+            self.unborn.close()
+
+
+class Nursery:
+    """Creates zygotes, passes orders to them and reports what came of each.
+
+    Args:
+        watcher: Watches the zygotes' channels and stderr.
+        kept: Descriptors that workers inherit.
+        budget: Bytes that idle built zygotes may hold together.
+        on_started: Called with a start and the pid of its worker.
+        on_failed: Called with a start and the reason it failed, as a message.
+        on_threads: Called with a start whose zygote has several threads and cannot fork.
+    """
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        kept: tuple[int, ...],
+        budget: int,
+        on_started: Callable[[Start, int], None],
+        on_failed: Callable[[Start, Message], None],
+        on_threads: Callable[[Start, int], None],
+    ) -> None:
+        self._watcher = watcher
+        self._kept = kept
+        self._budget = budget
+        self._on_started = on_started
+        self._on_failed = on_failed
+        self._on_threads = on_threads
+        self._handles: dict[Key, Handle] = {}
+
+    def __iter__(self) -> Iterator[Handle]:
+        return iter(list(self._handles.values()))
+
+    def order(self, start: Start) -> None:
+        """Have a worker forked for ``start``."""
+        self._pass_on(self._zygote_for(start.message), start)
+
+    def fail(self, handle: Handle, reason: Message) -> None:
+        """Give up a zygote and everything that waits for it."""
+        if self._handles.pop(handle.key, None) is None:
+            return
+        if handle.pid is not None:
+            process.kill(handle.pid)
+        stderr = handle.capture.text()
+        handle.close(self._watcher)
+        for item in [*handle.sent, *handle.waiting]:
+            self._fail_order(item, {"stderr": stderr, "pid": handle.pid or 0, **reason})
+
+    def check_deadlines(self, now: float) -> None:
+        """Give up zygotes that take too long to import or to build."""
+        for handle in self:
+            if not handle.ready and now > handle.deadline:
+                self.fail(
+                    handle,
+                    {"message": f"building took longer than build_timeout_s={handle.timeout_s:g}"},
+                )
+
+    def evict(self) -> None:
+        """Keep idle built zygotes within the budget; the least recently used goes first."""
+        idle = sorted((h for h in self if h.idle and h.key[0] == "built"), key=lambda h: h.used_at)
+        sizes = [private_memory(handle.pid or 0) for handle in idle]
+        excess = sum(sizes) - self._budget
+        for handle, nbytes in zip(idle[:-1], sizes, strict=False):
+            if excess <= 0:
+                return
+            excess -= nbytes
+            self.fail(handle, {"message": "evicted"})
+
+    def flush(self) -> bool:
+        """Push out orders that wait for room; True when none is left."""
+        return all([handle.channel.flush() for handle in self])
+
+    def pids(self) -> set[int]:
+        """Pids of all zygotes."""
+        return {handle.pid for handle in self if handle.pid is not None}
+
+    def expecting(self) -> bool:
+        """Whether a process may exist whose pid has not been reported yet."""
+        return any(handle.sent for handle in self)
+
+    def _receive(self, handle: Handle) -> None:
+        messages = handle.channel.receive()
+        if messages is None:
+            self.fail(handle, {"message": "the process that builds the env died"})
+            return
+        for message in messages:
+            if not message["ok"]:
+                self.fail(handle, message)
+            elif not handle.ready:
+                handle.ready = True
+                while handle.waiting:
+                    self._pass_on(handle, handle.waiting.popleft())
+            else:
+                self._answered(handle, handle.sent.popleft(), message)
+
+    def _zygote_for(self, message: Message) -> Handle:
+        environment = tuple(sorted(message["environment"].items()))
+        imports: Key = ("imports", message["imports_key"], environment)
+        if message["mode"] == "imports":
+            return self._handles.get(imports) or self._fork_imports(imports, message)
+        built: Key = ("built", message["build_key"], environment)
+        if (handle := self._handles.get(built)) is not None:
+            return handle
+        parent = self._handles.get(imports) or self._fork_imports(imports, message)
+        ours, theirs = Channel.pair()
+        preparation = {"op": "build", "plan": message["plan"]}
+        channel = Channel(ours, blocking=False)
+        handle = Handle(built, channel, preparation, message["build_timeout_s"], unborn=theirs)
+        self._register(handle)
+        self._pass_on(parent, handle)
+        return handle
+
+    def _register(self, handle: Handle) -> None:
+        self._handles[handle.key] = handle
+        self._watcher.watch(handle.channel.fileno(), lambda: self._receive(handle))
+        self._watcher.watch_capture(handle.capture)
+
+    def _fork_imports(self, key: Key, message: Message) -> Handle:
+        ours, theirs = Channel.pair()
+        preparation = {
+            "op": "preload",
+            "environment": message["environment"],
+            "specs": message["specs"],
+        }
+        channel = Channel(ours, blocking=False)
+        handle = Handle(key, channel, preparation, message["build_timeout_s"])
+        server = os.getpid()
+        stderr_fd = handle.capture.hand_over()
+        pid = os.fork()
+        if pid == 0:
+            process.run_and_leave(lambda: run_zygote(theirs, server, self._kept, stderr_fd))
+        os.close(stderr_fd)
+        theirs.close()
+        handle.pid = pid
+        handle.prepare()
+        self._register(handle)
+        return handle
+
+    def _pass_on(self, handle: Handle, item: Start | Handle) -> None:
+        handle.used_at = time.monotonic()
+        if not handle.ready:
+            handle.waiting.append(item)
+            return
+        handle.sent.append(item)
+        if isinstance(item, Start):
+            plan = item.message["plan"]
+            handle.channel.send({"op": "worker", "plan": plan}, item.hand_over())
+        elif item.unborn is not None:
+            end, item.unborn = item.unborn.detach(), None
+            handle.channel.send({"op": "zygote"}, (end, item.capture.hand_over()))
+            item.prepare()
+
+    def _answered(self, handle: Handle, item: Start | Handle, message: Message) -> None:
+        if "pid" not in message:
+            self._fail_order(item, message)
+        elif isinstance(item, Start):
+            self._on_started(item, message["pid"])
+        else:
+            item.pid = message["pid"]
+
+    def _fail_order(self, item: Start | Handle, reason: Message) -> None:
+        if isinstance(item, Handle):
+            self.fail(item, reason)
+        elif reason.get("threads", 1) > 1:
+            self._on_threads(item, reason["threads"])
+        else:
+            self._on_failed(item, reason)

@@ -1,0 +1,141 @@
+"""What a process of ours sets up for itself: who it dies with, what it is called, what it keeps open.
+
+Standard library only: the fork server imports this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    argument = ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
+
+
+def set_name(name: str) -> None:
+    """Set the name ``ps`` and ``top`` show, 15 characters at most."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def become_subreaper() -> None:
+    """Adopt all orphaned descendants, so that none can escape the fork server."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with(parent: int) -> None:
+    """Be killed when ``parent`` ends; leave at once if it has ended already.
+
+    The parent must be single-threaded: the kernel fires when the *thread* that is the parent ends.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def await_adoption(parent: int) -> None:
+    """Wait until the intermediate process is gone and ``parent`` has adopted this one."""
+    while os.getppid() not in (parent, 1):
+        os.sched_yield()
+
+
+def thread_count() -> int:
+    """Threads of this process; a fork is safe with exactly one."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every descriptor above the standard three that is not in ``keep``."""
+    kept = set(keep)
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def be_expendable() -> None:
+    """No core dumps, and the first to go when the host runs out of memory."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("600")
+
+
+def run_and_leave(main: Callable[[], object]) -> NoReturn:
+    """Run ``main`` and end the process without running the exit handlers it was forked with."""
+    import traceback
+
+    status = 70
+    try:
+        main()
+        status = 0
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:  # the process ends here; its last words go to the captured stderr
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def fork_detached(main: Callable[[], object]) -> int:
+    """Fork a process that is adopted by the subreaper above, and return its pid.
+
+    The intermediate process ends at once, so this one need not reap anybody later.
+    """
+    reader, writer = os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            os.close(writer)
+            run_and_leave(main)
+        os.write(writer, child.to_bytes(8, "little"))
+        os._exit(0)
+    os.close(writer)
+    pid = int.from_bytes(os.read(reader, 8), "little")
+    os.close(reader)
+    os.waitpid(middle, 0)
+    return pid
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process of ours; nothing happens if it has ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def children() -> list[int]:
+    """Pids of this process's children, zombies included."""
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        return [int(pid) for pid in text.split()]
+    except OSError:
+        return _scan_children()
+
+
+def _scan_children() -> list[int]:
+    me = os.getpid()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                stat = Path(f"/proc/{name}/stat").read_text()
+                if int(stat.rsplit(")", 1)[1].split()[1]) == me:
+                    found.append(int(name))
+    return found

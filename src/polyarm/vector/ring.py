@@ -1,0 +1,228 @@
+"""The trainer's views of the block: ring rows, chunk segments and infos, and who wrote where last.
+
+Row numbers are chosen here and sent with each command. A lockstep `step` gives all slots the same
+row; `send` lets each slot advance on its own, and the next lockstep call brings them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.vector.board import MAX_SEGMENTS, Board, Entry, SegmentKind
+from polyarm.vector.infos import InfoKey, InfoReader, info_segment
+from polyarm.vector.layout import Array, BlockLayout, Path, Segment, nest
+from polyarm.vector.memory import Block, Mail
+
+Slots = NDArray[np.intp]
+_POISON_BYTE = 0xDB
+
+
+@dataclass(eq=False)
+class Chunk:
+    """A chunk segment: actions, rewards and, if every step is delivered, observations."""
+
+    capacity: int
+    views: dict[Path, Array]
+
+
+class Ring:
+    """Rows, chunks and infos of all slots.
+
+    Args:
+        block: The shared block.
+        board: The control board, whose segment table announces what is appended.
+        mail: Where the info schema is left for workers.
+        layout: Layout of the block.
+        space: The observation space as delivered.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        board: Board,
+        mail: Mail,
+        layout: BlockLayout,
+        space: gymnasium.Space[Any],
+    ) -> None:
+        self._block = block
+        self._board = board
+        self._mail = mail
+        self._space = space
+        self.layout = layout
+        self.epoch = 0
+        self.rows = self._append(SegmentKind.ROWS, layout.row_segment(), layout.digest())
+        self.chunk = self._append_chunk(1)
+        self.infos: InfoReader | None = None
+        self.slot_row: Slots = np.zeros(layout.num_envs, np.intp)
+        self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
+        self._buffers = [np.zeros((0,), leaf.dtype) for leaf in layout.observation]
+
+    def _append(self, kind: SegmentKind, segment: Segment, size: int) -> dict[Path, Array]:
+        if self.epoch == MAX_SEGMENTS:
+            raise MemoryError("the block's segment table is full")
+        offset = self._block.append(segment.nbytes)
+        self._board.segments[self.epoch, [Entry.KIND, Entry.OFFSET, Entry.SIZE]] = (
+            kind,
+            offset,
+            size,
+        )
+        self.epoch += 1
+        return segment.views(self._block.map(offset, segment.nbytes))
+
+    def _append_chunk(self, capacity: int) -> Chunk:
+        segment = self.layout.chunk_segment(capacity)
+        return Chunk(capacity, self._append(SegmentKind.CHUNK, segment, capacity))
+
+    def reserve(self, chunk: int) -> None:
+        """Make room for chunks of this length; grows geometrically after the first time."""
+        if chunk > self.chunk.capacity:
+            first = self.chunk.capacity == 1
+            self.chunk = self._append_chunk(chunk if first else max(chunk, 2 * self.chunk.capacity))
+
+    def set_schema(self, schema: tuple[InfoKey, ...]) -> None:
+        """Fix which info keys travel in the block."""
+        num_envs = self.layout.num_envs
+        letter = self._mail.put(num_envs, schema, to_worker=True)
+        views = self._append(SegmentKind.INFO, info_segment(schema, num_envs), letter)
+        self.infos = InfoReader(schema, views, num_envs)
+
+    def write_actions(self, slots: Slots | slice, arrays: list[Array], chunk: int) -> None:
+        """Put checked actions, ``(n, K, …)`` per leaf, where workers read them."""
+        for leaf, array in zip(self.layout.action, arrays, strict=True):
+            self.chunk.views[("action", *leaf.path)][slots, :chunk] = array
+
+    def advance_all(self) -> int:
+        """The next row for a lockstep command; brings stragglers into line first."""
+        row = int(self.slot_row[0])
+        for slot in np.flatnonzero(self.slot_row != row):
+            self.copy(int(slot), int(self.slot_row[slot]), row, self.slot_chunk[slot])
+        row = (row + 1) % self.layout.rows
+        self.slot_row[:] = row
+        return row
+
+    def advance(self, slots: Slots) -> Slots:
+        """The next row of each of these slots."""
+        self.slot_row[slots] = (self.slot_row[slots] + 1) % self.layout.rows
+        rows: Slots = self.slot_row[slots]
+        return rows
+
+    def copy(self, slot: int, from_row: int, to_row: int, to_chunk: Chunk) -> None:
+        """Carry a slot's observation, flags and rewards over to another row."""
+        source = self.slot_chunk[slot]
+        for name, array in self.rows.items():
+            array[to_row, slot] = array[from_row, slot]
+            del name
+        shared = min(source.capacity, to_chunk.capacity)
+        for name, array in to_chunk.views.items():
+            if name[0] != "action":
+                array[to_row, slot, :shared] = source.views[name][from_row, slot, :shared]
+        self.slot_chunk[slot] = to_chunk
+
+    def fail(self, slot: int, row: int, from_row: int, from_chunk: Chunk, chunk: int) -> None:
+        """Fill a row for a slot whose env failed: its last complete observation, no reward."""
+        to_chunk = self.slot_chunk[slot]
+        every = self.layout.every
+        home, source = (to_chunk.views, from_chunk.views) if every else (self.rows, self.rows)
+        for leaf in self.layout.observation:
+            name = ("obs", *leaf.path)
+            if every:
+                home[name][row, slot, 0] = source[name][from_row, slot, 0]
+                home[name][row, slot, 1:chunk] = 0
+            else:
+                home[name][row, slot] = source[name][from_row, slot]
+        home[("frame_valid",)][row, slot] = False
+        self.rows[("terminated",)][row, slot] = False
+        self.rows[("truncated",)][row, slot] = True
+        self.rows[("steps",)][row, slot] = 0
+        to_chunk.views[("rewards",)][row, slot, :chunk] = 0.0
+
+    def poison(self, slots: Slots | slice, row: int) -> None:
+        """Spoil the row after the one about to be written: views of it have expired."""
+        expired = (row + 1) % self.layout.rows
+        home = self.chunk.views if self.layout.every else self.rows
+        for leaf in self.layout.observation:
+            view = home[("obs", *leaf.path)]
+            poison = np.nan if leaf.dtype.kind == "f" else np.full((), _POISON_BYTE).astype(leaf.dtype)
+            view[expired, slots] = poison
+
+    def observe_all(self, row: int, chunk: int | None) -> Any:
+        """Views of a row: ``(N, …)``, or ``(N, K, …)`` when every step is delivered."""
+        values = {}
+        for leaf in self.layout.observation:
+            if self.layout.every:
+                view = self.chunk.views[("obs", *leaf.path)][row]
+                values[leaf.path] = view[:, 0] if chunk is None else view[:, :chunk]
+            else:
+                values[leaf.path] = self.rows[("obs", *leaf.path)][row]
+        return nest(self._space, values)
+
+    def observe(self, slots: Slots, chunk: int | None) -> Any:
+        """The newest observations of some slots, gathered once into a reusable buffer."""
+        rows, num_envs = self.slot_row[slots], self.layout.num_envs
+        values = {}
+        for place, leaf in enumerate(self.layout.observation):
+            name = ("obs", *leaf.path)
+            if self.layout.every:
+                length = 1 if chunk is None else chunk
+                gathered = np.zeros((len(slots), length, *leaf.shape), leaf.dtype)
+                for i, slot in enumerate(slots):
+                    held = self.slot_chunk[slot].views[name][rows[i], slot, :length]
+                    gathered[i, : len(held)] = held
+                values[leaf.path] = gathered[:, 0] if chunk is None else gathered
+                continue
+            if len(self._buffers[place]) == 0:
+                self._buffers[place] = np.empty((num_envs, *leaf.shape), leaf.dtype)
+            flat = self.rows[name].reshape(-1, *leaf.shape)
+            out = self._buffers[place][: len(slots)]
+            np.take(flat, rows * num_envs + slots, axis=0, out=out, mode="clip")
+            values[leaf.path] = out
+        return nest(self._space, values)
+
+    def flags(self, slots: Slots | slice, rows: Slots | int) -> tuple[Array, Array, Array]:
+        """Copies of terminated, truncated and steps."""
+        terminated, truncated, steps = (
+            np.array(self.rows[(name,)][rows, slots])
+            for name in ("terminated", "truncated", "steps")
+        )
+        return terminated, truncated, steps
+
+    def rewards(self, slots: Slots, rows: Slots | int, chunk: int | None) -> Array:
+        """Copies of rewards: ``(n,)``, or ``(n, K)`` for chunks."""
+        length = 1 if chunk is None else chunk
+        out = np.zeros((len(slots), length))
+        if all(self.slot_chunk[slot] is self.chunk for slot in slots):
+            out[:] = self.chunk.views[("rewards",)][rows, slots, :length]
+        else:
+            each = np.broadcast_to(rows, (len(slots),))
+            for i, slot in enumerate(slots):
+                held = self.slot_chunk[slot].views[("rewards",)][each[i], slot, :length]
+                out[i, : len(held)] = held
+        return out[:, 0] if chunk is None else out
+
+    def frame_valid(self, slots: Slots, rows: Slots | int, chunk: int | None) -> Array:
+        """Copies of frame validity: ``(n,)``, or ``(n, K)`` when every step is delivered."""
+        if not self.layout.every:
+            return np.array(self.rows[("frame_valid",)][rows, slots])
+        length = 1 if chunk is None else chunk
+        each = np.broadcast_to(rows, (len(slots),))
+        out = np.zeros((len(slots), length), np.bool_)
+        for i, slot in enumerate(slots):
+            held = self.slot_chunk[slot].views[("frame_valid",)][each[i], slot, :length]
+            out[i, : len(held)] = held
+        return out[:, 0] if chunk is None else out
+
+    def history(self) -> dict[str, Any]:
+        """The whole ring, contiguous: observations ``(T, N, …)``, flags and rewards."""
+        home = self.chunk.views if self.layout.every else self.rows
+        values = {leaf.path: home[("obs", *leaf.path)] for leaf in self.layout.observation}
+        rewards = self.chunk.views[("rewards",)]
+        return {
+            "obs": nest(self._space, values),
+            "rewards": rewards[:, :, 0] if self.chunk.capacity == 1 else rewards,
+            **{name: self.rows[(name,)] for name in ("terminated", "truncated", "steps")},
+        }

@@ -1,0 +1,149 @@
+"""The in-process engine: the same slots and the same block, run one after the other by the trainer.
+
+For debugging, for tests, and where processes cannot be had. Nothing protects the trainer from an
+env that hangs or crashes the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
+from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
+from polyarm.vector.engine import Done
+from polyarm.vector.failures import from_letter
+from polyarm.vector.memory import Block, Mail
+from polyarm.vector.slot import Shared, Slot, SlotSettings
+from polyarm.vector.worker import SlotPlan, attach_display, build, describe, describe_error
+
+_PHASE_OF = {Op.RESET: Phase.RESET, Op.STEP: Phase.STEP, Op.SWITCH: Phase.BUILD}
+
+
+class SerialEngine:
+    """Slots in this process.
+
+    Args:
+        plans: What each slot holds, by slot.
+        settings: What all slots share.
+        environment: The display's variables, set here before a simulator is imported.
+        max_restarts: Consecutive failures of a slot without a finished episode.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[SlotPlan],
+        settings: SlotSettings,
+        environment: Mapping[str, str],
+        max_restarts: int,
+    ) -> None:
+        import os
+
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        self._plans = list(plans)
+        self._max_restarts = max_restarts
+        self._strikes = [0] * settings.num_envs
+        self._done: deque[Done] = deque()
+        self._broken: set[int] = set()
+        self._fatal: WorkerError | None = None
+        self.lost: dict[int, SlotError] = {}
+        self.block = Block()
+        self.mail = Mail()
+        segment = board_segment(settings.num_envs, 1)
+        buffer = self.block.map(self.block.append(segment.nbytes), segment.nbytes)
+        self.board = Board(buffer, settings.num_envs, 1)
+        shared = Shared(settings, self.block, self.mail, self.board)
+        self._slots = [Slot(plan.index, 0, shared) for plan in plans]
+
+    def start(self) -> list[dict[str, Any]]:
+        """Build all envs; returns a description per slot."""
+        for plan in self._plans:
+            try:
+                self._build(plan.index)
+            except Exception as error:
+                letter = describe_error(error)
+                failure = from_letter(letter, plan, Phase.BUILD, 0, 0, "")
+                raise BuildError(f"could not build {plan.spec.name}: {failure}") from error
+        return [describe(slot.env) for slot in self._slots]
+
+    def dispatch(self, slots: Sequence[int], op: Op) -> None:
+        """Run the commands of these slots, here and now."""
+        for slot in slots:
+            try:
+                if slot in self._broken:
+                    self._build(slot)
+                self._slots[slot].execute()
+                self._done.append((slot, None))
+            except Exception as error:  # reported like a worker's
+                self._failed(slot, op, error)
+
+    def wait(self, min_slots: int, timeout_s: float | None) -> list[Done]:
+        """Slots that have answered; nothing is ever pending here."""
+        if self._fatal is not None:
+            raise self._fatal
+        done = list(self._done)
+        self._done.clear()
+        return done
+
+    def letter(self, slot: int) -> dict[str, Any]:
+        """The letter that came with a slot's last answer; empty if none did."""
+        nbytes = int(self.board.results[slot, Result.LETTER])
+        letter: dict[str, Any] = self.mail.get(slot, nbytes, to_worker=False) if nbytes else {}
+        return letter
+
+    def finished_episode(self, slot: int) -> None:
+        """Note that a slot works: its failures are no longer consecutive."""
+        self._strikes[slot] = 0
+
+    def set_attribute(self, slot: int, name: str, value: Any) -> None:
+        """Remember an attribute, to be set again when the slot's env is rebuilt."""
+        plan = self._plans[slot]
+        self._plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
+
+    def switch(self, slot: int, plan: SlotPlan) -> None:
+        """Give a slot another env."""
+        self._plans[slot] = plan
+        try:
+            self._slots[slot].env.close()
+            self._build(slot)
+            self._slots[slot].post({"description": describe(self._slots[slot].env)})
+            self._done.append((slot, None))
+        except Exception as error:  # reported like a worker's
+            self._failed(slot, Op.SWITCH, error)
+
+    def worker_pids(self) -> list[int]:
+        """No processes of its own."""
+        return []
+
+    def close(self, timeout_s: float) -> None:
+        """Close all envs and free the memory."""
+        for slot in self._slots:
+            if hasattr(slot, "env"):
+                slot.env.close()
+        self.block.close()
+        self.mail.close()
+
+    def _build(self, index: int) -> None:
+        plan = self._plans[index]
+        env = build(plan)
+        attach_display(plan, env)
+        self._slots[index].install(env, plan.attributes)
+        self._broken.discard(index)
+
+    def _failed(self, slot: int, op: Op, error: Exception) -> None:
+        phase = _PHASE_OF.get(op, Phase.CALL)
+        step = int(self.board.workers[0, Doing.STEP])
+        failure = from_letter(describe_error(error), self._plans[slot], phase, step, 0, "")
+        self._done.append((slot, failure))
+        if op is Op.CALL:
+            return
+        self._broken.add(slot)
+        self._strikes[slot] += 1
+        if self._strikes[slot] > self._max_restarts:
+            self._fatal = WorkerDied(
+                f"gave up after {self._strikes[slot]} consecutive failures"
+                f" (max_restarts={self._max_restarts}): {failure}"
+            )

@@ -1,0 +1,328 @@
+"""One env in its slot: runs the trainer's commands and writes results in place.
+
+The same code serves worker processes and the in-process engine, so both give the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from polyarm.errors import InvalidObservation
+from polyarm.vector.board import (
+    EPISODIC,
+    EPOCH_SHIFT,
+    SEEDED,
+    Board,
+    Command,
+    Doing,
+    Op,
+    Phase,
+    Result,
+    SegmentKind,
+)
+from polyarm.vector.envcalls import call_env, holder, set_attribute
+from polyarm.vector.infos import InfoWriter, info_segment
+from polyarm.vector.layout import Array, BlockLayout, leaves, nest, without_frames
+from polyarm.vector.memory import Block, Mail
+from polyarm.vector.observations import ObservationRows
+
+Frames = Literal["last", "every", "none"]
+Autoreset = Literal["next_step", "same_step", "disabled"]
+Infos = Literal["auto", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSettings:
+    """What all slots of a vector env share.
+
+    Attributes:
+        num_envs: Number of slots, N.
+        num_workers: Number of workers; 1 for the in-process engine.
+        rows: Ring rows, T.
+        frames: Which observations carry frames.
+        autoreset: What happens after an episode's end.
+        infos: Whether infos travel in the block or whole.
+    """
+
+    num_envs: int
+    num_workers: int
+    rows: int
+    frames: Frames
+    autoreset: Autoreset
+    infos: Infos
+
+    def delivered(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """An env's observation space as the user sees it."""
+        return without_frames(space) if self.frames == "none" else space
+
+    def layout(
+        self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]
+    ) -> BlockLayout:
+        """The block layout for envs with these spaces."""
+        return BlockLayout(
+            num_envs=self.num_envs,
+            rows=self.rows,
+            every=self.frames == "every",
+            observation=tuple(leaves(self.delivered(observation), "observation")),
+            action=tuple(leaves(action, "action")),
+        )
+
+
+class Shared:
+    """The memory a process works in: block, board and mail, opened from descriptors."""
+
+    def __init__(self, settings: SlotSettings, block: Block, mail: Mail, board: Board) -> None:
+        self.settings = settings
+        self.block = block
+        self.mail = mail
+        self.board = board
+
+
+class Slot:
+    """An env, its rows in the block and the commands that drive it.
+
+    Args:
+        index: Row of the batch.
+        worker: Index of the worker, for the record of what it is doing.
+        shared: The memory to work in.
+    """
+
+    def __init__(self, index: int, worker: int, shared: Shared) -> None:
+        self.index = index
+        self._settings = shared.settings
+        self._shared = shared
+        self._words = shared.board.words
+        self._doing = shared.board.worker_at(worker)
+        self._command = shared.board.command_at(index)
+        self._result = shared.board.result_at(index)
+        self._info_writer: InfoWriter | None = None
+        self._named_drops: set[str] = set()
+
+    def install(self, env: gymnasium.Env[Any, Any], attributes: Mapping[str, Any]) -> None:
+        """Take over a newly built env; ``attributes`` are set on it as the user once did."""
+        for name, value in attributes.items():
+            set_attribute(env, name, value)
+        self.env = env
+        self._ended = True
+        self._switch = holder(env, "frames_enabled")
+        self._clock = self._switch if hasattr(self._switch, "frame_seconds") else None
+        binder = holder(env, "bind")
+        self._bind: Callable[[Mapping[str, Array]], None] | None = binder and binder.bind
+        self._epoch = 0
+
+    def publish(self, phase: Phase, step: int = 0) -> None:
+        """Say what is being done, and since when: deadlines apply to each env call."""
+        words, at = self._words, self._doing
+        words[at + Doing.SLOT] = self.index
+        words[at + Doing.STEP] = step
+        words[at + Doing.SINCE_NS] = time.monotonic_ns()
+        words[at + Doing.PHASE] = phase
+
+    def execute(self) -> None:
+        """Run the slot's current command; raises what the env raises."""
+        began = time.perf_counter_ns()
+        words, command, result = self._words, self._command, self._result
+        words[result + Result.LETTER] = 0
+        words[result + Result.FAILED] = 0
+        self._sim_ns = self._frames_ns = self._obs_ns = self._toggle_ns = 0
+        op = words[command + Command.OP]
+        if op == Op.CALL:
+            self._call()
+        else:
+            self._attach(words[command + Command.FLAGS] >> EPOCH_SHIFT)
+            row, chunk = words[command + Command.ROW], words[command + Command.CHUNK]
+            if op == Op.STEP and not self._ended:
+                self._step(row, chunk)
+            else:
+                self._reset(row, chunk)
+        words[result + Result.SIM_NS] = self._sim_ns
+        words[result + Result.FRAMES_NS] = self._frames_ns
+        words[result + Result.OBS_NS] = self._obs_ns
+        words[result + Result.TOGGLE_NS] = self._toggle_ns
+        words[result + Result.TOTAL_NS] = time.perf_counter_ns() - began
+
+    def post(self, letter: Mapping[str, Any]) -> None:
+        """Leave a letter for the trainer; it goes out with this command's completion."""
+        nbytes = self._shared.mail.put(self.index, letter, to_worker=False)
+        self._words[self._result + Result.LETTER] = nbytes
+
+    def _letter(self) -> Any:
+        nbytes = self._words[self._command + Command.LETTER]
+        return self._shared.mail.get(self.index, nbytes, to_worker=True) if nbytes else None
+
+    def _attach(self, epoch: int) -> None:
+        """Map the segments that are new since the last command."""
+        attach = {
+            SegmentKind.ROWS: self._attach_rows,
+            SegmentKind.CHUNK: self._attach_chunk,
+            SegmentKind.INFO: self._attach_infos,
+        }
+        while self._epoch < epoch:
+            kind, offset, size = (int(n) for n in self._shared.board.segments[self._epoch, :3])
+            attach[SegmentKind(kind)](offset, size)
+            self._epoch += 1
+
+    def _attach_rows(self, offset: int, digest: int) -> None:
+        env = self.env
+        self._layout = self._settings.layout(env.observation_space, env.action_space)
+        if self._layout.digest() != digest:
+            raise InvalidObservation(
+                "the env's spaces differ from those the block was laid out for: all slots must"
+                " share one observation and one action space"
+            )
+        segment = self._layout.row_segment()
+        self._rows = segment.views(self._shared.block.map(offset, segment.nbytes))
+
+    def _attach_chunk(self, offset: int, capacity: int) -> None:
+        layout, slot = self._layout, self.index
+        segment = layout.chunk_segment(capacity)
+        views = segment.views(self._shared.block.map(offset, segment.nbytes))
+        actions = {leaf.path: views[("action", *leaf.path)][slot] for leaf in layout.action}
+        self._read_action = _action_reader(self.env.action_space, actions)
+        self._rewards = views[("rewards",)][:, slot]
+        home = views if layout.every else self._rows
+        space = self._settings.delivered(self.env.observation_space)
+        self._observations = ObservationRows(layout, home, slot, space)
+
+    def _attach_infos(self, offset: int, letter: int) -> None:
+        num_envs = self._settings.num_envs
+        schema = self._shared.mail.get(num_envs, letter, to_worker=True)
+        segment = info_segment(schema, num_envs)
+        views = segment.views(self._shared.block.map(offset, segment.nbytes))
+        self._info_writer = InfoWriter(schema, views, self.index)
+
+    def _step(self, row: int, chunk: int) -> None:
+        every = self._layout.every
+        rewards = self._rewards[row]
+        executed, terminated, truncated = 0, False, False
+        if not every:
+            self._bind_row(row, 0)
+        while executed < chunk and not (terminated or truncated):
+            framed = every or executed == chunk - 1
+            self._set_frames(framed)
+            if every:
+                self._bind_row(row, executed)
+            action = self._read_action(executed)
+            self.publish(Phase.STEP, executed)
+            obs, reward, terminated, truncated, info = self._timed(self.env.step, action)
+            rewards[executed] = reward
+            if every:
+                self._write(row, executed, obs)
+            executed += 1
+        rewards[executed:chunk] = 0.0
+        if not every:
+            self._write(row, 0, obs, rendered=framed)
+        self._finish(row, chunk, executed, bool(terminated), bool(truncated))
+        if (terminated or truncated) and self._settings.autoreset == "same_step":
+            self._reset_in_step(row, executed - 1 if every else 0, info)
+        else:
+            self._ended = bool(terminated or truncated)
+            self._send_info(info, whole=self._ended)
+
+    def _reset(self, row: int, chunk: int) -> None:
+        obs, info = self._reset_env(row, 0)
+        self._rewards[row, :chunk] = 0.0
+        self._write(row, 0, obs)
+        self._finish(row, chunk, 0, terminated=False, truncated=False)
+        self._ended = False
+        self._send_info(info, whole=True)
+
+    def _reset_in_step(self, row: int, place: int, final_info: Mapping[str, Any]) -> None:
+        final_obs, valid = self._observations.owned(row, place)
+        obs, info = self._reset_env(row, place)
+        self._write(row, place, obs)
+        final = {"final_obs": final_obs, "final_info": dict(final_info)}
+        self._send_info(info, whole=True, final=final, final_frame_valid=valid)
+
+    def _finish(
+        self, row: int, chunk: int, steps: int, terminated: bool, truncated: bool
+    ) -> None:
+        rows, slot = self._rows, self.index
+        rows[("terminated",)][row, slot] = terminated
+        rows[("truncated",)][row, slot] = truncated
+        rows[("steps",)][row, slot] = steps
+        if self._layout.every and steps < chunk:
+            self._observations.clear(row, max(1, steps), chunk)
+
+    def _reset_env(self, row: int, place: int) -> tuple[Any, dict[str, Any]]:
+        words, command = self._words, self._command
+        flags = words[command + Command.FLAGS]
+        seed = words[command + Command.SEED] if flags & SEEDED else None
+        options = self._letter()
+        if flags & EPISODIC:
+            options = {**(options or {}), "episode": words[command + Command.EPISODE]}
+        self._set_frames(True)
+        self._bind_row(row, place)
+        self.publish(Phase.RESET)
+        obs, info = self._timed(self.env.reset, seed=seed, options=options)
+        return obs, info
+
+    def _call(self) -> None:
+        mode, name, args, kwargs = self._letter()
+        self.publish(Phase.CALL)
+        self.post({"value": call_env(self.env, mode, name, args, kwargs)})
+
+    def _timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call into the env; what it spends rendering counts as frames, the rest as simulation."""
+        clock = self._clock
+        frames_s = clock.frame_seconds if clock is not None else 0.0
+        began = time.perf_counter_ns()
+        value = function(*args, **kwargs)
+        spent = time.perf_counter_ns() - began
+        if clock is not None:
+            frames_ns = int((clock.frame_seconds - frames_s) * 1e9)
+            self._frames_ns += frames_ns
+            spent -= frames_ns
+        self._sim_ns += spent
+        return value
+
+    def _set_frames(self, wanted: bool) -> None:
+        if self._switch is not None:
+            wanted = wanted and self._settings.frames != "none"
+            if self._switch.frames_enabled != wanted:
+                began = time.perf_counter_ns()
+                self._switch.frames_enabled = wanted
+                self._toggle_ns += time.perf_counter_ns() - began
+
+    def _bind_row(self, row: int, place: int) -> None:
+        if self._bind is not None:
+            self._bind(self._observations.buffers(row, place))
+
+    def _write(self, row: int, place: int, obs: Any, *, rendered: bool = True) -> None:
+        frames = None
+        if not rendered and self._switch is not None and self._observations.has_frames:
+            frames = self._timed(self._switch.terminal_frame) or {}
+        began = time.perf_counter_ns()
+        self._observations.write(row, place, obs, frames)
+        self._obs_ns += time.perf_counter_ns() - began
+
+    def _send_info(self, info: Mapping[str, Any], *, whole: bool, **extras: Any) -> None:
+        """Infos go into the block once their keys are known; by mail before, and when whole."""
+        if self._info_writer is not None:
+            dropped = self._info_writer.write(info)
+            if not whole and self._settings.infos == "auto":
+                if dropped and not self._named_drops.issuperset(dropped):
+                    self._named_drops.update(dropped)
+                    self.post({"dropped": dropped})
+                return
+        self.post({"info": dict(info), **extras})
+
+
+def _action_reader(
+    space: gymnasium.Space[Any], actions: Mapping[tuple[str, ...], Array]
+) -> Callable[[int], Any]:
+    """A function from a step's place in the chunk to an action the env may keep and change."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return lambda k: nest(space, {path: _own(values[k]) for path, values in actions.items()})
+    (values,) = actions.values()
+    return lambda k: _own(values[k])
+
+
+def _own(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else value

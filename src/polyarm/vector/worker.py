@@ -1,0 +1,309 @@
+"""A worker process: builds its envs, then serves wake-ups until it is told to close.
+
+One ring of the doorbell is one sequence number: the worker runs every slot whose command carries
+it, then announces that number once. An env that raises costs its slot a rebuild and nobody else
+anything; a worker with one slot leaves instead, because a fork replaces it faster and cleaner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import random
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from polyarm import registry
+from polyarm.contracts import EnvSpec
+from polyarm.vector import process
+from polyarm.vector.board import Board, Command, Op, Phase, Result, board_segment
+from polyarm.vector.memory import Block, Mail
+from polyarm.vector.signals import announce
+from polyarm.vector.slot import Shared, Slot, SlotSettings
+
+REPLACE_ME = 3
+"""Exit status of a worker whose only env raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """What one slot of a worker is to hold.
+
+    Attributes:
+        index: Row of the batch.
+        location: ``"module:attribute"`` of the suite.
+        spec: The env to build.
+        attributes: Attributes the user has set on the env, to be set again.
+    """
+
+    index: int
+    location: str
+    spec: EnvSpec
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """Everything a worker needs to know, besides its descriptors.
+
+    Attributes:
+        worker: Index of the worker.
+        generation: How many workers held this index before.
+        sequence: Number that announces the finished build; wake-ups count on from it.
+        slots: What to build.
+        settings: What all slots share.
+        entropy: Seeds the global generators; None for fresh entropy.
+        cpu: Core to be pinned to, or None.
+    """
+
+    worker: int
+    generation: int
+    sequence: int
+    slots: tuple[SlotPlan, ...]
+    settings: SlotSettings
+    entropy: int | None = None
+    cpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFds:
+    """Descriptors of a worker."""
+
+    block: int
+    mail: int
+    completions: int
+    built: int
+    doorbell: int
+
+    def all(self) -> tuple[int, ...]:
+        """All of them, in a fixed order."""
+        return self.block, self.mail, self.completions, self.built, self.doorbell
+
+
+def build(plan: SlotPlan) -> gymnasium.Env[Any, Any]:
+    """Build a slot's env, without a display."""
+    return registry.load(plan.location).make(plan.spec)
+
+
+def attach_display(plan: SlotPlan, env: gymnasium.Env[Any, Any]) -> None:
+    """Give the env its GL contexts, if it has cameras."""
+    if plan.spec.cameras:
+        registry.load(plan.location).attach_display(env)
+
+
+def describe(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+    """What the trainer needs to know of an env it never holds."""
+    spec = env.spec
+    with contextlib.suppress(Exception):
+        pickle.dumps(spec)
+        return {**_description(env), "spec": spec}
+    return {**_description(env), "spec": None}
+
+
+def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+    return {
+        "observation_space": env.observation_space,
+        "action_space": env.action_space,
+        "metadata": dict(env.metadata),
+        "render_mode": env.render_mode,
+        "provenance": dict(getattr(env.unwrapped, "provenance", {})),
+    }
+
+
+def describe_error(error: BaseException) -> dict[str, Any]:
+    """An exception as a letter."""
+    return {
+        "error_class": type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "stack": "".join(traceback.format_exception(error)),
+    }
+
+
+class Worker:
+    """The child's side of one worker.
+
+    Args:
+        plan: What to do.
+        fds: Descriptors inherited from the fork server.
+        envs: Envs built before the fork, or None to build them here.
+    """
+
+    def __init__(
+        self,
+        plan: WorkerPlan,
+        fds: WorkerFds,
+        envs: Sequence[gymnasium.Env[Any, Any]] | None,
+    ) -> None:
+        settings = plan.settings
+        block, mail = Block(fds.block), Mail(fds.mail)
+        segment = board_segment(settings.num_envs, settings.num_workers)
+        buffer = block.map(0, segment.nbytes)
+        board = Board(buffer, settings.num_envs, settings.num_workers)
+        shared = Shared(settings, block, mail, board)
+        self._plan = plan
+        self._plans = {slot.index: slot for slot in plan.slots}
+        self._fds = fds
+        self._envs = envs
+        self._board = board
+        self._mail = mail
+        self._slots = [Slot(slot.index, plan.worker, shared) for slot in plan.slots]
+        self._sequence = plan.sequence
+        self._broken: set[int] = set()
+
+    def serve(self) -> None:
+        """Build, then answer wake-ups; returns when told to close."""
+        if not self._build_all():
+            sys.exit(1)
+        self._rest()
+        while True:
+            for _ in range(os.eventfd_read(self._fds.doorbell)):
+                self._sequence += 1
+                if not self._run(self._sequence):
+                    return
+            self._rest()
+
+    def _rest(self) -> None:
+        self._slots[0].publish(Phase.IDLE)
+
+    def _build_all(self) -> bool:
+        built = True
+        for place, slot in enumerate(self._slots):
+            slot.publish(Phase.BUILD)
+            try:
+                plan = self._plans[slot.index]
+                env = build(plan) if self._envs is None else self._envs[place]
+                attach_display(plan, env)
+                slot.install(env, plan.attributes)
+                slot.post({"description": describe(env)})
+                self._mark(slot, failed=False)
+            except BaseException as error:  # reported to the trainer, which decides
+                built = False
+                slot.post({"error": describe_error(error)})
+                self._mark(slot, failed=True)
+                break
+        self._announce(self._sequence)
+        os.write(self._fds.built, self._plan.worker.to_bytes(8, "little"))
+        return built
+
+    def _run(self, sequence: int) -> bool:
+        """Run the commands of one wake-up; False when the worker is to end."""
+        words = self._board.words
+        failed: list[Slot] = []
+        for slot in self._slots:
+            at = self._board.command_at(slot.index)
+            if words[at + Command.SEQUENCE] != sequence:
+                continue
+            op = words[at + Command.OP]
+            if op == Op.CLOSE:
+                self._close_all()
+                self._announce(sequence)
+                return False
+            try:
+                if op == Op.SWITCH:
+                    self._switch(slot)
+                else:
+                    self._repair(slot)
+                    slot.execute()
+                self._mark(slot, failed=False)
+            except BaseException as error:  # reported to the trainer, which decides
+                slot.post({"error": describe_error(error)})
+                self._mark(slot, failed=True)
+                if op != Op.CALL:
+                    failed.append(slot)
+        self._announce(sequence)
+        if failed and len(self._slots) == 1:
+            self._close(failed[0])
+            sys.exit(REPLACE_ME)
+        self._broken.update(slot.index for slot in failed)
+        for slot in failed:
+            self._rebuild_quietly(slot)
+        return True
+
+    def _announce(self, sequence: int) -> None:
+        announce(self._fds.completions, self._plan.worker, self._plan.generation, sequence)
+
+    def _mark(self, slot: Slot, *, failed: bool) -> None:
+        words, at = self._board.words, self._board.result_at(slot.index)
+        words[at + Result.FAILED] = failed
+        command = self._board.command_at(slot.index)
+        words[at + Result.SEQUENCE] = words[command + Command.SEQUENCE]
+
+    def _rebuild_quietly(self, slot: Slot) -> None:
+        """Rebuild right away, so that the next command finds a ready env if it can be had."""
+        with contextlib.suppress(Exception):  # raised again, and reported, by the next command
+            self._close(slot)
+            self._repair(slot)
+
+    def _repair(self, slot: Slot) -> None:
+        if slot.index in self._broken:
+            self._install(slot, self._plans[slot.index])
+            self._broken.discard(slot.index)
+
+    def _install(self, slot: Slot, plan: SlotPlan) -> None:
+        slot.publish(Phase.BUILD)
+        env = build(plan)
+        attach_display(plan, env)
+        slot.install(env, plan.attributes)
+
+    def _switch(self, slot: Slot) -> None:
+        words = self._board.words
+        nbytes = words[self._board.command_at(slot.index) + Command.LETTER]
+        plan = self._mail.get(slot.index, nbytes, to_worker=True)
+        self._close(slot)
+        self._plans[slot.index] = plan
+        self._broken.add(slot.index)
+        self._repair(slot)
+        slot.post({"description": describe(slot.env)})
+
+    def _close(self, slot: Slot) -> None:
+        if slot.index not in self._broken or hasattr(slot, "env"):
+            slot.publish(Phase.CLOSE)
+            try:
+                slot.env.close()
+            except Exception:  # an env that fails to close is dropped all the same
+                traceback.print_exc()
+
+    def _close_all(self) -> None:
+        for slot in self._slots:
+            self._close(slot)
+
+
+def run_worker(
+    plan: WorkerPlan, fds: WorkerFds, envs: Sequence[gymnasium.Env[Any, Any]] | None
+) -> None:
+    """Body of a worker process, forked or fresh."""
+    process.set_name(f"polyarm-w{plan.worker}")
+    process.be_expendable()
+    faulthandler.enable(file=2, all_threads=True)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)
+    if plan.cpu is not None:
+        os.sched_setaffinity(0, {plan.cpu})
+    entropy = np.random.SeedSequence(plan.entropy, spawn_key=(plan.worker, plan.generation))
+    state = entropy.generate_state(8)
+    random.seed(state.tobytes())
+    np.random.seed(state)
+    Worker(plan, fds, envs).serve()
+
+
+def main() -> None:
+    """Entry of a fresh interpreter: ``python -m polyarm.vector.worker <server pid> <fds…>``."""
+    server, plan_fd, *fds = (int(argument) for argument in sys.argv[1:])
+    process.die_with(server)
+    with open(plan_fd, "rb") as file:
+        search_path, blob = pickle.load(file)
+    sys.path[:] = search_path
+    plan = pickle.loads(blob)
+    process.run_and_leave(lambda: run_worker(plan, WorkerFds(*fds), None))
+
+
+if __name__ == "__main__":
+    main()

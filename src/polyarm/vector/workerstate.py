@@ -1,0 +1,101 @@
+"""One worker as the trainer sees it: its stage, its descriptors, what it owes and since when."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyarm.contracts import ForkMode
+from polyarm.vector.board import Phase
+from polyarm.vector.signals import Doorbell
+
+log = logging.getLogger("polyarm")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How workers are started and how long they may take.
+
+    Attributes:
+        mode: How workers come to life.
+        environment: Variables set before anything is imported.
+        step_timeout_s: Limit of one env step, call or close.
+        reset_timeout_s: Limit of one env reset.
+        build_timeout_s: Limit of one env construction.
+        max_restarts: Consecutive failures of a slot without a finished episode.
+        memory_limit: Bytes of private memory per worker, or None.
+        entropy: Seeds the workers' global generators.
+        pin: Whether each worker is bound to one core.
+    """
+
+    mode: ForkMode
+    environment: Mapping[str, str]
+    step_timeout_s: float
+    reset_timeout_s: float
+    build_timeout_s: float
+    max_restarts: int
+    memory_limit: int | None = None
+    entropy: int | None = None
+    pin: bool = False
+
+    def limit_s(self, phase: int) -> float:
+        """How long an env call of this phase may take."""
+        if phase == Phase.BUILD:
+            return self.build_timeout_s
+        return self.reset_timeout_s if phase == Phase.RESET else self.step_timeout_s
+
+
+class Stage(enum.Enum):
+    """Where a worker is in its life."""
+
+    STARTING = enum.auto()
+    READY = enum.auto()
+    ENDING = enum.auto()
+    LOST = enum.auto()
+
+
+@dataclass(eq=False)
+class WorkerState:
+    """One worker as the trainer sees it; outlives the processes that fill it."""
+
+    index: int
+    slots: tuple[int, ...]
+    stage: Stage = Stage.ENDING
+    generation: int = 0
+    sequence: int = 0
+    ready_sequence: int = 0
+    doorbell: Doorbell | None = None
+    pid: int = 0
+    pidfd: int = -1
+    rung: dict[int, Sequence[int]] = field(default_factory=dict)
+    rung_at: float = 0.0
+    deferred: list[int] = field(default_factory=list)
+    leaving: bool = False
+    closing: bool = False
+    switching: bool = False
+    hung: bool = False
+    kill_at: float | None = None
+    give_up_at: float | None = None
+
+    def forget_process(self) -> None:
+        """Close what belonged to the process that ended."""
+        if self.doorbell is not None:
+            self.doorbell.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.doorbell, self.pidfd, self.pid = None, -1, 0
+        self.leaving = self.hung = False
+        self.kill_at = self.give_up_at = None
+        self.rung.clear()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to exactly this process, never to a recycled pid."""
+        if self.pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                log.debug("worker %d (pid %d) had ended already", self.index, self.pid)

@@ -1,0 +1,140 @@
+"""A zygote: a process that imports a suite, or builds envs without GL, and then only forks.
+
+User code runs here and in workers, never in the fork server, so a constructor that hangs or
+crashes costs one zygote. A zygote has one thread and never a GL context; everything it forks is
+adopted by the fork server.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from polyarm.vector import process
+from polyarm.vector.channel import Channel, Message
+
+
+class Zygote:
+    """Serves the fork server's requests; one reply each, in order.
+
+    Args:
+        channel: Connection to the fork server.
+        server: Pid of the fork server, parent of everything forked here.
+        kept: Descriptors that workers inherit: block, mail, completions, built.
+    """
+
+    def __init__(self, channel: Channel, server: int, kept: tuple[int, ...]) -> None:
+        self._channel = channel
+        self._server = server
+        self._kept = kept
+        self._envs: list[Any] | None = None
+
+    def serve(self) -> None:
+        """Answer requests until the fork server goes away."""
+        while (messages := self._channel.receive()) is not None:
+            for message in messages:
+                self._channel.send(self._answer(message))
+
+    def _answer(self, message: Message) -> Message:
+        handlers: dict[str, Callable[[Message], Message]] = {
+            "preload": self._preload,
+            "build": self._build,
+            "zygote": self._fork_zygote,
+            "worker": self._fork_worker,
+        }
+        try:
+            return {"ok": True, **handlers[message["op"]](message)}
+        except BaseException as error:  # reported to the trainer, which decides
+            return {
+                "ok": False,
+                "error_class": type(error).__name__,
+                "message": str(error) or type(error).__name__,
+                "stack": traceback.format_exc(),
+            }
+
+    def _preload(self, message: Message) -> Message:
+        from polyarm import registry
+        from polyarm.vector import worker  # noqa: F401  imported here once for all forks
+
+        os.environ.update(message["environment"])
+        for location, spec in pickle.loads(message["specs"]):
+            registry.load(location).preload(spec)
+        return {"threads": self._settle()}
+
+    def _build(self, message: Message) -> Message:
+        from polyarm.vector.worker import build
+
+        self._envs = [build(plan) for plan in pickle.loads(message["plan"]).slots]
+        return {"threads": self._settle()}
+
+    def _settle(self) -> int:
+        """Move what exists out of the garbage collector's sight, so that forks share its pages."""
+        gc.collect()
+        gc.freeze()
+        return process.thread_count()
+
+    def _fork_zygote(self, message: Message) -> Message:
+        sock_fd, stderr_fd = message["fds"]
+
+        def main() -> None:
+            self._become_child(stderr_fd, (sock_fd, *self._kept), "polyarm-zygote")
+            sock = socket.socket(fileno=sock_fd)
+            child = Zygote(Channel(sock, blocking=True), self._server, self._kept)
+            child.serve()
+
+        return self._fork(main, message["fds"])
+
+    def _fork_worker(self, message: Message) -> Message:
+        doorbell_fd, stderr_fd = message["fds"]
+
+        def main() -> None:
+            from polyarm.vector.worker import WorkerFds, run_worker
+
+            self._become_child(stderr_fd, (doorbell_fd, *self._kept), "polyarm-worker")
+            plan = pickle.loads(message["plan"])
+            run_worker(plan, WorkerFds(*self._kept, doorbell_fd), self._envs)
+
+        return self._fork(main, message["fds"])
+
+    def _fork(self, main: Callable[[], None], fds: list[int]) -> Message:
+        try:
+            if (threads := process.thread_count()) != 1:
+                return {"threads": threads}
+            return {"threads": 1, "pid": process.fork_detached(main)}
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _become_child(self, stderr_fd: int, keep: tuple[int, ...], name: str) -> None:
+        process.await_adoption(self._server)
+        process.die_with(self._server)
+        enter(stderr_fd, keep, name)
+
+
+def enter(stderr_fd: int, keep: tuple[int, ...], name: str) -> None:
+    """First steps of a forked process: own session, captured stderr, nothing else inherited."""
+    os.setsid()
+    os.dup2(stderr_fd, 2)
+    process.close_all_but(keep)
+    process.set_name(name)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.enable(file=2, all_threads=True)
+
+
+def run_zygote(sock: socket.socket, server: int, kept: tuple[int, ...], stderr_fd: int) -> None:
+    """Body of a zygote forked by the fork server itself."""
+    process.die_with(server)
+    enter(stderr_fd, (sock.fileno(), *kept), "polyarm-zygote")
+    process.be_expendable()
+    sys.stdin = open(os.devnull)  # noqa: SIM115  lives as long as the process
+    Zygote(Channel(sock, blocking=True), server, kept).serve()

@@ -1,0 +1,92 @@
+"""Gymnasium envs by id and from callables."""
+
+from __future__ import annotations
+
+import cloudpickle
+import gymnasium
+import pytest
+
+from polyarm.contracts import EnvSpec
+from polyarm.errors import BuildError, InvalidCall, UnknownName
+from polyarm.suites.gymnasium import CallableSuite, GymnasiumSuite
+
+GYM = GymnasiumSuite()
+CALLABLE = CallableSuite()
+CARTPOLE = "gymnasium.envs.classic_control.cartpole"
+
+
+def callable_spec(factory: object, **options: object) -> EnvSpec:
+    return EnvSpec("callable", "mine", options={"factory": factory, **options})
+
+
+def test_every_registered_id_is_a_task_with_its_horizon() -> None:
+    tasks = {task.name: task.max_steps for task in GYM.tasks()}
+    assert tasks["gym/CartPole-v1"] == 500
+    assert len(tasks) == len(gymnasium.registry)
+
+
+@pytest.mark.filterwarnings("ignore:.*latest versioned environment")
+@pytest.mark.parametrize("task", ["CartPole-v1", "CartPole", f"{CARTPOLE}:CartPole-v1"])
+def test_an_id_that_gymnasium_accepts_is_accepted_and_made(task: str) -> None:
+    spec = GYM.check(EnvSpec("gym", task))
+    GYM.preload(spec)
+    env = GYM.make(spec)
+    assert env.unwrapped.spec is not None
+    assert env.unwrapped.spec.id == "CartPole-v1"
+    env.close()
+
+
+@pytest.mark.parametrize("task", ["CartPole-v99", "CartPol", "not an id"])
+def test_an_unknown_id_is_refused(task: str) -> None:
+    with pytest.raises(UnknownName, match="unknown task 'gym/"):
+        GYM.check(EnvSpec("gym", task))
+
+
+def test_options_reach_the_env() -> None:
+    env = GYM.make(EnvSpec("gym", "CartPole-v1", options={"max_episode_steps": 7}))
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 7
+    env.close()
+
+
+@pytest.mark.parametrize("suite", [GYM, CALLABLE])
+def test_cameras_are_refused(suite: GymnasiumSuite | CallableSuite) -> None:
+    spec = EnvSpec("gym", "CartPole-v1", cameras=("front",), options={"factory": b""})
+    with pytest.raises(UnknownName, match=r"camera.*'front'.*leave cameras empty"):
+        suite.check(spec)
+
+
+def test_a_pickled_callable_builds_its_env() -> None:
+    factory = cloudpickle.dumps(lambda: gymnasium.make("CartPole-v1"))
+    spec = CALLABLE.check(callable_spec(factory))
+    CALLABLE.preload(spec)
+    env = CALLABLE.make(spec)
+    assert isinstance(env, gymnasium.Env)
+    env.close()
+
+
+def test_a_named_callable_builds_its_env() -> None:
+    spec = CALLABLE.check(callable_spec(f"{CARTPOLE}:CartPoleEnv"))
+    CALLABLE.preload(spec)
+    assert type(CALLABLE.make(spec)).__name__ == "CartPoleEnv"
+
+
+def test_a_named_callable_that_is_not_there_is_answered_with_the_closest() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'CartPoleEnv'"):
+        CALLABLE.make(callable_spec(f"{CARTPOLE}:CartPoleEnw"))
+
+
+@pytest.mark.parametrize("factory", [None, "no_colon", 3])
+def test_something_that_is_no_factory_is_refused(factory: object) -> None:
+    with pytest.raises(InvalidCall, match="zero-argument callable"):
+        CALLABLE.check(callable_spec(factory))
+
+
+def test_options_beside_the_factory_are_refused() -> None:
+    with pytest.raises(UnknownName, match="'speed'"):
+        CALLABLE.check(callable_spec(b"", speed=2))
+
+
+def test_a_factory_that_returns_no_env_says_so() -> None:
+    with pytest.raises(BuildError, match="returned dict"):
+        CALLABLE.make(callable_spec("builtins:dict"))

@@ -1,0 +1,81 @@
+import inspect
+import pickle
+
+import pytest
+
+from polyarm import errors
+
+EXCEPTIONS = [
+    value
+    for value in vars(errors).values()
+    if inspect.isclass(value) and issubclass(value, Exception)
+]
+
+
+@pytest.mark.parametrize("error", EXCEPTIONS)
+def test_every_exception_has_the_one_root(error):
+    assert issubclass(error, errors.PolyarmError)
+
+
+@pytest.mark.parametrize("error", [e for e in EXCEPTIONS if e is not errors.PolyarmError])
+def test_every_exception_refines_a_builtin(error):
+    builtins = [base for base in error.__mro__ if base.__module__ == "builtins"]
+    assert builtins[0] is not Exception
+
+
+@pytest.mark.parametrize("error", EXCEPTIONS)
+def test_the_tree_at_the_top_of_the_file_names_every_exception(error):
+    assert error.__name__ in (errors.__doc__ or "")
+
+
+def test_an_unknown_name_lists_the_closest_first():
+    error = errors.UnknownName("task", "reach-v2", ["pick-v3", "reach-v3", "door-open-v3"])
+    assert "unknown task 'reach-v2'; did you mean 'reach-v3'" in str(error)
+    assert str(error).index("reach-v3") < str(error).index("door-open-v3")
+
+
+def test_a_long_list_of_valid_names_is_cut_and_counted():
+    error = errors.UnknownName("task", "zzz", [f"task-{number:03}" for number in range(100)])
+    assert "(100 in all)" in str(error)
+    assert len(str(error)) < 300
+
+
+def test_a_hint_closes_the_message():
+    assert str(errors.UnknownName("task", "x", [], "Look again.")).endswith("Look again.")
+
+
+@pytest.mark.parametrize("error", [e for e in EXCEPTIONS if e is not errors.UnknownName])
+def test_an_exception_survives_the_way_between_processes(error):
+    copy = pickle.loads(pickle.dumps(error("what happened")))
+    assert type(copy) is error
+    assert str(copy) == "what happened"
+
+
+def test_an_unknown_name_survives_the_way_between_processes():
+    error = errors.UnknownName("camera", "fornt", ["front", "wrist"], "Look again.")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is errors.UnknownName
+    assert str(copy) == str(error)
+
+
+def test_a_slot_error_tells_the_whole_story():
+    error = errors.SlotError(
+        kind="died",
+        slot=3,
+        task="toy/count-3",
+        phase="step",
+        step=1,
+        message="worker died",
+        pid=42,
+        signal="SIGSEGV",
+        stack="File x.py, line 1\n",
+        stderr="boom\n",
+    )
+    for part in ("slot 3", "toy/count-3", "pid 42", "phase step", "SIGSEGV", "x.py", "boom"):
+        assert part in str(error)
+
+
+def test_a_slot_error_without_a_signal_or_output_is_one_line():
+    error = errors.SlotError("exception", 0, "toy/count-3", "reset", 0, "raised ValueError")
+    assert str(error).count("\n") == 0
+    assert "[" not in str(error)

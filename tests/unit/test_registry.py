@@ -1,0 +1,103 @@
+"""Names become suites and tasks; nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from polyarm import registry
+from polyarm.errors import MissingExtra, UnknownName
+from polyarm.suites.gymnasium import CallableSuite, GymnasiumSuite
+
+
+@pytest.fixture
+def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    points = [
+        EntryPoint("toy", "polyarm.suites.gymnasium:GymnasiumSuite", registry.GROUP),
+        EntryPoint("broken", "no_such_module:Suite", registry.GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    registry._announced.cache_clear()
+    yield
+    registry._announced.cache_clear()
+
+
+def test_built_in_suites_are_known_without_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_announced", dict)
+    assert registry.suite_names() == ["gym", "metaworld"]
+    assert registry.locate("metaworld") == "polyarm.suites.metaworld:MetaWorld"
+    assert registry.locate("callable") == "polyarm.suites.gymnasium:CallableSuite"
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_an_entry_point_announces_a_suite() -> None:
+    assert "toy" in registry.suite_names()
+    location = registry.locate("toy")
+    assert location == "polyarm.suites.gymnasium:GymnasiumSuite"
+    assert isinstance(registry.load(location), GymnasiumSuite)
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_a_suite_that_cannot_be_imported_says_what_is_missing() -> None:
+    with pytest.raises(MissingExtra, match="no_such_module"):
+        registry.load("broken")
+
+
+def test_a_suite_is_loaded_once_by_name_and_by_location() -> None:
+    suite = registry.load("gym")
+    assert registry.load("gym") is suite
+    assert registry.load(registry.locate("gym")) is suite
+    assert isinstance(registry.load("callable"), CallableSuite)
+
+
+def test_a_location_without_the_attribute_is_an_unknown_name() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'GymnasiumSuite'"):
+        registry.load("polyarm.suites.gymnasium:GymnasiumSuit")
+
+
+def test_a_task_resolves_to_itself() -> None:
+    assert registry.resolve("metaworld/reach-v3") == [("metaworld", "reach-v3")]
+    assert registry.resolve("gym/CartPole-v1") == [("gym", "CartPole-v1")]
+    assert registry.resolve("gym/phys2d/CartPole-v1") == [("gym", "phys2d/CartPole-v1")]
+
+
+def test_a_set_resolves_to_its_members_in_order() -> None:
+    pairs = registry.resolve("metaworld/mt10")
+    assert len(pairs) == 10
+    assert pairs[0] == ("metaworld", "reach-v3")
+    assert len(registry.resolve("metaworld/ml10-test")) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("metawrld/reach-v3", "unknown suite 'metawrld'; did you mean 'metaworld'"),
+        ("metaworld/reach-v4", "did you mean 'metaworld/reach-v3'"),
+        ("metaworld/mt11", "did you mean 'metaworld/mt10'"),
+        ("gym/CartPol-v1", "did you mean 'gym/CartPole-v1'"),
+        ("reach-v3", "starts with its suite"),
+        ("metaworld/", "starts with its suite"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_answered_with_the_closest(name: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
+        registry.resolve(name)
+
+
+def test_importing_the_registry_imports_no_suite_and_no_simulator() -> None:
+    script = (
+        "import sys; import polyarm.registry as registry\n"
+        "assert not any(name.startswith('polyarm.suites.') for name in sys.modules)\n"
+        "suite = registry.load('metaworld')\n"
+        "suite.tasks(), suite.requirements(), registry.resolve('metaworld/mt50')\n"
+        "from polyarm.contracts import EnvSpec\n"
+        "suite.describe(EnvSpec('metaworld', 'reach-v3', ('corner2',)))\n"
+        "registry.load('gym').tasks()\n"
+        "found = {'metaworld', 'mujoco', 'pygame', 'scipy'} & set(sys.modules)\n"
+        "assert not found, found\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
