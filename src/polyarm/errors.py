@@ -143,7 +143,9 @@ class SlotError:
     stderr: str = ""
 
     def __str__(self) -> str:
-        text = f"slot {self.slot} ({self.task}, pid {self.pid}) {self.message} in phase {self.phase}"
+        text = (
+            f"slot {self.slot} ({self.task}, pid {self.pid}) {self.message} in phase {self.phase}"
+        )
         if self.signal:
             text += f" [{self.signal}]"
         for title, body in (("child's stack", self.stack), ("last stderr", self.stderr)):

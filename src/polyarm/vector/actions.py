@@ -1,4 +1,4 @@
-"""Actions on their way into the block: checked before anything is sent, so no simulator sees a NaN."""
+"""Actions on their way into the block, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def _refusal(array: Array, bad: Array, leaf: Leaf, slots: Slots, why: str) -> In
     where = f"[{_tail(tuple(rest))}]" if rest else ""
     name = f" {leaf.label!r}" if leaf.path else ""
     return InvalidAction(
-        f"slot {int(slots[row])}: action{name}{where} = {array[(row, step, *rest)]!s} at step {step}"
-        f" of the chunk {why}; nothing was sent"
+        f"slot {int(slots[row])}: action{name}{where} = {array[(row, step, *rest)]!s} at step"
+        f" {step} of the chunk {why}; nothing was sent"
     )

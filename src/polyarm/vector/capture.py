@@ -1,4 +1,4 @@
-"""Captured standard error: always drained, so nobody blocks on it; bounded, so nobody drowns in it."""
+"""Captured standard error: always drained, so that nobody blocks on it, and bounded."""
 
 from __future__ import annotations
 

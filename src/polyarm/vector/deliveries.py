@@ -35,31 +35,38 @@ class InfoAssembler:
         self._seen: list[dict[str, Any]] = []
         self._unseen = {(slot, op) for slot in range(settings.num_envs) for op in ("reset", "step")}
         self._named: set[str] = set()
+        self._all: Slots = np.arange(settings.num_envs, dtype=np.intp)
+        self._letters = engine.board.results[:, Result.LETTER]
 
     def assemble(
-        self, slots: Slots, failures: Mapping[int, SlotError], steps: NDArray[np.int32]
+        self,
+        slots: Slots | None,
+        failures: Mapping[int, SlotError],
+        steps: NDArray[np.int32],
     ) -> dict[str, Any]:
         """Infos of a batch, shaped as Gymnasium shapes them.
 
         Args:
-            slots: The batch.
+            slots: The batch; None for all slots.
             failures: Slots of the batch that failed; their bytes and letters are not read.
             steps: Steps each slot ran; 0 means that it was reset.
         """
-        batch = InfoBatch(len(slots))
         infos: dict[str, Any] = {}
-        without = [i for i, slot in enumerate(slots) if slot in failures] if failures else None
+        chosen = self._all if slots is None else slots
+        without = [i for i, slot in enumerate(chosen) if slot in failures] if failures else None
         if self._ring.infos is not None:
             infos = self._ring.infos.read(slots, without)
-        letters = self._engine.board.results[slots, Result.LETTER]
-        for place in np.flatnonzero(letters):
-            slot = int(slots[place])
-            if slot not in failures:
-                letter = self._engine.letter(slot)
-                self._add(batch, infos, letter, int(place))
-                self._learn(slot, letter, reset=steps[place] == 0)
+        letters = self._letters if slots is None else self._letters[slots]
+        if letters.any():
+            batch = InfoBatch(len(chosen))
+            for place in np.flatnonzero(letters).tolist():
+                slot = int(chosen[place])
+                if slot not in failures:
+                    letter = self._engine.letter(slot)
+                    self._add(batch, infos, letter, place)
+                    self._learn(slot, letter, reset=steps[place] == 0)
         if failures:
-            self._add_errors(infos, slots, failures)
+            self._add_errors(infos, chosen, failures)
         if self._learning and not self._unseen:
             self._learning = False
             self._ring.set_schema(learn_schema(self._seen))
@@ -94,9 +101,7 @@ class InfoAssembler:
                 self._seen.append(letter["final"]["final_info"])
 
     @staticmethod
-    def _add_errors(
-        infos: dict[str, Any], slots: Slots, failures: Mapping[int, SlotError]
-    ) -> None:
+    def _add_errors(infos: dict[str, Any], slots: Slots, failures: Mapping[int, SlotError]) -> None:
         errors = np.full(len(slots), None, dtype=object)
         for place, slot in enumerate(slots):
             errors[place] = failures.get(int(slot))

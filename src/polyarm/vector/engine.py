@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from polyarm.errors import SlotError
-from polyarm.vector.board import Board, Op
+from polyarm.vector.board import Board, Op, Phase
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.worker import SlotPlan
+
+PHASE_OF = {Op.RESET: Phase.RESET, Op.STEP: Phase.STEP, Op.SWITCH: Phase.BUILD}
+"""What an env is doing during a command; anything else is a call."""
 
 Done = tuple[int, SlotError | None]
 """A slot that has answered, and what went wrong if something did."""

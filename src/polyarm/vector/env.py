@@ -26,6 +26,7 @@ from polyarm.vector.engine import Engine
 from polyarm.vector.envcalls import CallMode, check_callable
 from polyarm.vector.episodes import Episodes, Seed
 from polyarm.vector.layout import Array
+from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.slot import SlotSettings
 from polyarm.vector.worker import SlotPlan
@@ -116,19 +117,16 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         except BaseException:
             self.close()
             raise
-        self._check = ActionCheck(self.single_action_space, layout.action, clip=options.clip_actions)
+        self._check = ActionCheck(
+            self.single_action_space, layout.action, clip=options.clip_actions
+        )
         self._episodes = Episodes(
             self.num_envs, episodic=options.episodic, seed=options.seed, scatter=options.scatter
         )
         self._infos = InfoAssembler(engine, self._ring, settings)
-        self._all: Slots = np.arange(self.num_envs, dtype=np.intp)
-        self._pending: dict[int, int | None] = {}
+        self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
         self._answered: list[tuple[int, SlotError | None]] = []
-        self._ended = np.zeros(self.num_envs, np.bool_)
-        self._resetting = np.zeros(self.num_envs, np.bool_)
-        self._begun = np.zeros(self.num_envs, np.bool_)
-        self._last_row: Slots = np.zeros(self.num_envs, np.intp)
-        self._last_chunk = list(self._ring.slot_chunk)
+        self._written: tuple[int, int, int, int] | None = None
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
         first = descriptions[0]
@@ -176,21 +174,21 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         options = dict(options or {})
         slots = self._masked(options.pop("reset_mask", None))
         self._episodes.begin(slots, seed, options)
-        before = self._ring.slot_row.copy()
-        row = self._ring.advance_all()
-        for slot in np.setdiff1d(self._all, slots):
-            self._ring.copy(int(slot), int(before[slot]), row, self._ring.chunk)
+        ring, before = self._ring, self._ring.slot_row.copy()
+        row = ring.advance_all()
+        for slot in np.setdiff1d(self._ledger.all, slots).tolist():
+            ring.copy(slot, int(before[slot]), row, ring.chunk)
+        ring.use_chunk(slots)
         failures = self._command(slots, Op.RESET, row, None, options)
         while failures:
             again = np.array(sorted(failures), np.intp)
             failures = self._command(again, Op.RESET, row, None, options)
-        self._settle(slots, row, {})
-        steps = np.zeros(len(slots), np.int32)
+        _, steps = self._ledger.settle(slots, row, {})
         infos = self._infos.assemble(slots, {}, steps)
         if len(slots) < self.num_envs:
             infos = _widen(infos, slots, self.num_envs)
-        infos["frame_valid"] = self._ring.frame_valid(self._all, row, None)
-        return self._own(self._ring.observe_all(row, None)), infos
+        infos["frame_valid"] = self._frame_valid(None, row, None, ring.flags(None, row)[0])
+        return self._own(ring.observe_all(row, None)), infos
 
     def step(self, actions: Any) -> Step:
         """Step all slots once.
@@ -206,7 +204,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             InvalidAction: Before anything is sent; the env stays usable.
         """
         self._require_idle("step")
-        arrays, _ = self._check(actions, self._all, chunked=False)
+        arrays, _ = self._check(actions, self._ledger.all, chunked=False)
         return self._lockstep(arrays, None)
 
     def step_chunk(self, actions: Any) -> Step:
@@ -221,20 +219,22 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             executed step, and infos with ``steps`` ``(N,)``, the number executed.
         """
         self._require_idle("step_chunk")
-        arrays, chunk = self._check(actions, self._all, chunked=True)
+        arrays, chunk = self._check(actions, self._ledger.all, chunked=True)
         return self._lockstep(arrays, chunk)
 
     def _lockstep(self, arrays: list[Array], chunk: int | None) -> Step:
-        self._require_steppable(self._all)
-        ring, everyone = self._ring, slice(None)
+        ledger, ring = self._ledger, self._ring
+        ledger.require_steppable(ledger.all)
         ring.reserve(chunk or 1)
-        ring.write_actions(everyone, arrays, chunk or 1)
+        ring.write_actions(slice(None), arrays, chunk or 1)
         row = ring.advance_all()
-        ring.slot_chunk = [ring.chunk] * self.num_envs
+        ring.use_chunk(None)
         if self._options.check_lifetimes:
-            ring.poison(everyone, row)
-        failures = self._command(self._all, Op.STEP, row, chunk)
-        rewards, terminated, truncated, info = self._collect(self._all, row, chunk, failures)
+            ring.poison(slice(None), row)
+        failures = self._command(ledger.all, Op.STEP, row, chunk)
+        for slot in failures:
+            ledger.fail(slot, chunk or 1)
+        rewards, terminated, truncated, info = self._collect(None, row, chunk, failures)
         return self._own(ring.observe_all(row, chunk)), rewards, terminated, truncated, info
 
     def _command(
@@ -246,20 +246,22 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         options: dict[str, Any] | None = None,
     ) -> dict[int, SlotError]:
         """Send a command to idle slots and wait for all of them; returns what failed."""
-        index: Slots | slice = slice(None) if len(slots) == self.num_envs else slots
-        self._write_commands(index, op, row, chunk or 1)
+        some = slots if len(slots) < self.num_envs else None
+        self._write_commands(some, op, row, chunk or 1)
         if options:
             self._write_letters(slots, [options] * len(slots))
-        self._resetting[index] = True if op is Op.RESET else self._ended[index]
+        self._ledger.commanded(some, reset=op is Op.RESET)
         waiting = self._dispatch(slots, op)
-        failures = {}
-        for slot, failure in self._answered + self._engine.wait(waiting, None):
-            if failure is not None:
-                failures[slot] = failure
-                if op is Op.STEP:
-                    self._fail(slot, chunk or 1)
-        self._answered.clear()
-        return failures
+        try:
+            answers = self._engine.wait(waiting, None)
+        except KeyboardInterrupt:
+            # The workers go on; what they owe can still be received.
+            self._ledger.pending.update(dict.fromkeys(slots.tolist(), chunk))
+            raise
+        if self._answered:
+            answers += self._answered
+            self._answered = []
+        return {slot: failure for slot, failure in answers if failure is not None}
 
     # Asynchronous: each slot on its own.
 
@@ -270,21 +272,21 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             actions: ``(n, …)`` for single steps, ``(n, K, …)`` for chunks.
             slots: The n slots; None for all.
         """
-        chosen = self._idle(slots, "send")
-        self._require_steppable(chosen)
+        self._require_open()
+        chosen = self._ledger.idle(slots, "send")
+        self._ledger.require_steppable(chosen)
         arrays, chunk = self._check(actions, chosen, chunked=None)
         ring = self._ring
         ring.reserve(chunk or 1)
         ring.write_actions(chosen, arrays, chunk or 1)
         rows = ring.advance(chosen)
-        for slot in chosen:
-            ring.slot_chunk[slot] = ring.chunk
+        ring.use_chunk(chosen)
         if self._options.check_lifetimes:
             for slot, row in zip(chosen, rows, strict=True):
                 ring.poison(np.array([slot]), int(row))
         self._write_commands(chosen, Op.STEP, rows, chunk or 1)
-        self._resetting[chosen] = self._ended[chosen]
-        self._pending.update(dict.fromkeys(map(int, chosen), chunk))
+        self._ledger.commanded(chosen, reset=False)
+        self._ledger.pending.update(dict.fromkeys(chosen.tolist(), chunk))
         self._dispatch(chosen, Op.STEP)
 
     def send_reset(
@@ -298,15 +300,17 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         A reset that fails is delivered like any other failure.
         """
-        chosen = self._idle(slots, "send_reset")
+        self._require_open()
+        chosen = self._ledger.idle(slots, "send_reset")
         options = dict(options or {})
         self._episodes.begin(chosen, seed, options)
         rows = self._ring.advance(chosen)
+        self._ring.use_chunk(chosen)
         self._write_commands(chosen, Op.RESET, rows, 1)
         if options:
             self._write_letters(chosen, [options] * len(chosen))
-        self._resetting[chosen] = True
-        self._pending.update(dict.fromkeys(map(int, chosen)))
+        self._ledger.commanded(chosen, reset=True)
+        self._ledger.pending.update(dict.fromkeys(chosen.tolist()))
         self._dispatch(chosen, Op.RESET)
 
     def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
@@ -320,20 +324,20 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             InvalidCall: When fewer than ``min_slots`` are pending.
         """
         self._require_open()
-        if min_slots > len(self._pending):
+        pending = self._ledger.pending
+        if min_slots > len(pending):
             raise InvalidCall(
-                f"recv({min_slots}) would wait for ever: {len(self._pending)} slots are pending"
+                f"recv({min_slots}) would wait for ever: {len(pending)} slots are pending"
             )
         wanted = max(0, min_slots - len(self._answered))
         answered = self._answered + self._engine.wait(wanted, timeout_s)
-        self._answered.clear()
+        self._answered = []
         slots = np.array([slot for slot, _ in answered], np.intp)
-        chunks = [self._pending.pop(int(slot)) for slot in slots]
+        lengths = [pending.pop(slot) for slot in slots.tolist()]
+        chunk = max((length for length in lengths if length is not None), default=None)
         failures = {slot: failure for slot, failure in answered if failure is not None}
-        lengths = [chunk for chunk in chunks if chunk is not None]
-        chunk = max(lengths) if lengths else None
         for slot in failures:
-            self._fail(slot, chunk or 1)
+            self._ledger.fail(slot, chunk or 1)
         rows = self._ring.slot_row[slots]
         rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures)
         obs = self._own(self._ring.observe(slots, chunk))
@@ -370,7 +374,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def switch_task(self, slots: Sequence[int] | Slots, task: Any) -> None:
         """Give idle slots another task; they must be reset, or are by their next step."""
-        chosen = self._idle(slots, "switch_task")
+        self._require_open()
+        chosen = self._ledger.idle(slots, "switch_task")
         for slot in chosen:
             plan = self._planner(int(slot), task)
             self._plans[slot] = plan
@@ -378,7 +383,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for slot, failure in self._engine.wait(len(chosen), None):
             if failure is not None:
                 raise BuildError(f"could not switch slot {slot} to {task}: {failure}")
-        self._ended[chosen] = True
+        self._ledger.switched(chosen)
 
     def _request(
         self, mode: CallMode, name: str, each: Sequence[Any], kwargs: dict[str, Any]
@@ -386,8 +391,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_idle(name)
         letters = [(mode, name, args, kwargs) for args in each]
         self._engine.board.commands[:, Command.OP] = Op.CALL
-        self._write_letters(self._all, letters)
-        self._engine.dispatch(self._all.tolist(), Op.CALL)
+        self._write_letters(self._ledger.all, letters)
+        self._engine.dispatch(self._ledger.all.tolist(), Op.CALL)
         failures = []
         for slot, failure in self._engine.wait(self.num_envs, None):
             if failure is not None:
@@ -415,8 +420,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for slot in range(self.num_envs):
             self._ring.copy(slot, row, 0, self._ring.chunk)
         self._ring.slot_row[:] = 0
-        self._last_row[:] = 0
-        self._last_chunk = list(self._ring.slot_chunk)
+        self._ledger.rewound()
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -435,15 +439,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def timings_ns(self) -> dict[str, NDArray[np.int64]]:
         """Where each slot's worker spent its last command, in nanoseconds, ``(N,)`` each."""
-        columns = (
-            Result.TOTAL_NS,
-            Result.SIM_NS,
-            Result.FRAMES_NS,
-            Result.OBS_NS,
-            Result.TOGGLE_NS,
-        )
         results = self._engine.board.results
-        return {column.name[:-3].lower(): results[:, column].copy() for column in columns}
+        return {
+            "total": results[:, Result.TOTAL_NS].copy(),
+            "sim": results[:, Result.SIM_NS].copy(),
+            "frames": results[:, Result.FRAMES_NS].copy(),
+            "obs": results[:, Result.OBS_NS].copy(),
+            "toggle": results[:, Result.TOGGLE_NS].copy(),
+        }
 
     def close(self, timeout_s: float = _CLOSE_S, **_: Any) -> None:
         """Close envs and end all processes; returns within seconds in every state.
@@ -463,17 +466,23 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     # Bookkeeping.
 
-    def _write_commands(
-        self, slots: Slots | slice, op: Op, rows: Slots | int, chunk: int
-    ) -> None:
+    def _write_commands(self, slots: Slots | None, op: Op, rows: Slots | int, chunk: int) -> None:
+        """Fill in the commands of some slots, or of all; nothing is published yet."""
         commands = self._engine.board.commands
-        commands[slots, Command.OP] = op
-        commands[slots, Command.ROW] = rows
-        commands[slots, Command.CHUNK] = chunk
-        commands[slots, Command.LETTER] = 0
-        self._episodes.write(self._engine.board, slots, self._ring.epoch << EPOCH_SHIFT)
+        index: Slots | slice = slice(None) if slots is None else slots
+        commands[index, Command.ROW] = rows
+        # A lockstep step differs from the one before in its row alone, until an episode ends.
+        state = (op, chunk, self._ring.epoch, self._episodes.version)
+        if slots is None and state == self._written:
+            return
+        self._written = state if slots is None else None
+        commands[index, Command.OP] = op
+        commands[index, Command.CHUNK] = chunk
+        commands[index, Command.LETTER] = 0
+        self._episodes.write(self._engine.board, index, self._ring.epoch << EPOCH_SHIFT)
 
     def _write_letters(self, slots: Slots, letters: Sequence[Any]) -> None:
+        self._written = None
         for slot, letter in zip(slots.tolist(), letters, strict=True):
             nbytes = self._engine.mail.put(slot, letter, to_worker=True)
             self._engine.board.commands[slot, Command.LETTER] = nbytes
@@ -488,57 +497,31 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if lost := self._engine.lost:
             for slot in list(sent):
                 failure = lost.pop(slot, None)
-                if failure is not None and op is Op.STEP and not self._ended[slot]:
+                if failure is not None and op is Op.STEP and not self._ledger.ended[slot]:
                     self._answered.append((slot, failure))
                     sent.remove(slot)
         self._engine.dispatch(sent, op)
         return len(sent)
 
-    def _fail(self, slot: int, chunk: int) -> None:
-        """Give a failed slot its last complete observation."""
-        row = int(self._ring.slot_row[slot])
-        self._ring.fail(slot, row, int(self._last_row[slot]), self._last_chunk[slot], chunk)
-
     def _collect(
         self,
-        slots: Slots,
+        slots: Slots | None,
         rows: Slots | int,
         chunk: int | None,
         failures: dict[int, SlotError],
     ) -> tuple[Array, Array, Array, dict[str, Any]]:
-        """Rewards, flags and infos of slots that have answered."""
-        terminated, truncated, steps = self._settle(slots, rows, failures)
+        """Rewards, flags and infos of slots, or all of them, that have answered."""
+        flags, steps = self._ledger.settle(slots, rows, failures)
         info = self._infos.assemble(slots, failures, steps)
         info["steps"] = steps
-        info["frame_valid"] = self._ring.frame_valid(slots, rows, chunk)
-        return self._ring.rewards(slots, rows, chunk), terminated, truncated, info
+        info["frame_valid"] = self._frame_valid(slots, rows, chunk, flags)
+        return self._ring.rewards(slots, rows, chunk), flags[0], flags[1], info
 
-    def _settle(
-        self, slots: Slots, rows: Slots | int, failures: dict[int, SlotError]
-    ) -> tuple[Array, Array, Array]:
-        """Update who has ended, who was reset and which episode comes next."""
-        terminated, truncated, steps = self._ring.flags(slots, rows)
-        ended = terminated | truncated
-        reset = self._resetting[slots]
-        for slot in failures:
-            self._episodes.failed(slot, resetting=bool(self._resetting[slot]))
-            ended[slots == slot] = False
-            reset = reset & (slots != slot)
-        if reset.any():
-            self._episodes.consumed(slots[reset])
-        if ended.any():
-            for slot in slots[ended]:
-                self._engine.finished_episode(int(slot))
-            if self._settings.autoreset == "same_step":
-                self._episodes.consumed(slots[ended])
-        self._ended[slots] = ended if self._settings.autoreset != "same_step" else False
-        self._begun[slots] = True
-        for slot in failures:
-            self._ended[slot] = True
-        self._last_row[slots] = rows
-        for slot in slots:
-            self._last_chunk[slot] = self._ring.slot_chunk[slot]
-        return terminated, truncated, steps
+    def _frame_valid(
+        self, slots: Slots | None, rows: Slots | int, chunk: int | None, flags: Array
+    ) -> Array:
+        every = self._settings.frames == "every"
+        return self._ring.frame_valid(slots, rows, chunk) if every else flags[2]
 
     def _own(self, obs: Any) -> Any:
         if not self._options.copy:
@@ -549,7 +532,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _masked(self, mask: Any) -> Slots:
         if mask is None:
-            return self._all
+            return self._ledger.all
         mask = np.asarray(mask)
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise InvalidCall(
@@ -558,32 +541,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             )
         return np.flatnonzero(mask)
 
-    def _idle(self, slots: Sequence[int] | Slots | None, what: str) -> Slots:
-        self._require_open()
-        chosen = self._all if slots is None else np.asarray(slots, np.intp).reshape(-1)
-        if len(chosen) == 0 or len(np.unique(chosen)) != len(chosen):
-            raise InvalidCall(f"{what} needs distinct slots, found {chosen.tolist()}")
-        if chosen.min() < 0 or chosen.max() >= self.num_envs:
-            raise InvalidCall(f"{what}: slots are 0 to {self.num_envs - 1}, found {chosen.tolist()}")
-        if busy := [int(slot) for slot in chosen if int(slot) in self._pending]:
-            raise InvalidCall(f"{what}: slots {busy} have not been received since their last send")
-        return chosen
-
-    def _require_steppable(self, slots: Slots) -> None:
-        if not self._begun[slots].all():
-            raise InvalidCall("call reset() first")
-        if self._settings.autoreset == "disabled" and self._ended[slots].any():
-            raise InvalidCall(
-                f"slots {slots[self._ended[slots]].tolist()} have ended and autoreset is disabled:"
-                f" reset them with options={{'reset_mask': …}}"
-            )
-
     def _require_idle(self, what: str) -> None:
         self._require_open()
-        if self._pending:
-            raise InvalidCall(
-                f"{what} with sends pending: receive slots {sorted(self._pending)} first"
-            )
+        self._ledger.require_none_pending(what)
 
     def _require_open(self) -> None:
         if self.closed:

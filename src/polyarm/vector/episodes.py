@@ -41,11 +41,13 @@ class Episodes:
         self._seeds: list[int | None] = [None] * num_envs
         self._restarts = [0] * num_envs
         self._reseed: dict[int, int] = {}
+        self.version = 0
         self.next: NDArray[np.int64] = np.arange(num_envs, dtype=np.int64)
         self.current: NDArray[np.int64] = np.full(num_envs, -1, np.int64)
 
     def begin(self, slots: Slots, seed: Seed, options: dict[str, Any]) -> None:
         """Take over what the user asked of a reset; removes our own keys from ``options``."""
+        self.version += 1
         if seed is None and self._default_seed is not None:
             seed, self._default_seed = self._default_seed, None
         chosen = options.pop("episodes", None)
@@ -102,6 +104,7 @@ class Episodes:
 
     def consumed(self, slots: Slots) -> None:
         """Note that these slots have been reset: their next episode is under way."""
+        self.version += 1
         self.current[slots] = self.next[slots]
         self.next[slots] += self._num_envs
         if self._reseed:
@@ -110,6 +113,7 @@ class Episodes:
 
     def failed(self, slot: int, *, resetting: bool) -> None:
         """Note that a slot's env is gone; an index whose reset failed is used up too."""
+        self.version += 1
         self._restarts[slot] += 1
         if resetting:
             self.next[slot] += self._num_envs

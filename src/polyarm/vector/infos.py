@@ -112,23 +112,24 @@ class InfoReader:
         self._num_envs = num_envs
 
     def read(
-        self, slots: NDArray[np.intp] | slice, without: list[int] | None = None
+        self, slots: NDArray[np.intp] | None, without: list[int] | None = None
     ) -> dict[str, Any]:
-        """``{key: (n, …), "_key": (n,)}`` for the given slots; keys nobody has are left out.
+        """``{key: (n, …), "_key": (n,)}`` for these slots, or all; keys nobody has are left out.
 
         ``without`` lists places of the batch whose bytes are not to be read: they have failed.
         """
         infos: dict[str, Any] = {}
-        present = self._present[slots].copy()
-        if without:
-            present[without] = False
-        anybody = present.any(axis=0)
-        everybody = present.all(axis=0)
+        if not self._values:
+            return infos
+        present = self._present if slots is None else self._present[slots]
+        complete = not without and bool(present.all())
         for place, (name, values) in enumerate(self._values):
-            if anybody[place]:
-                mask = present[:, place]
-                gathered = values[slots].copy() if isinstance(slots, slice) else values[slots]
-                if not everybody[place]:
+            mask = present[:, place].copy()
+            if without:
+                mask[without] = False
+            if complete or mask.any():
+                gathered = values.copy() if slots is None else values[slots]
+                if not complete and not mask.all():
                     gathered[~mask] = 0
                 infos[name], infos[f"_{name}"] = gathered, mask
         return infos

@@ -1,5 +1,4 @@
-"""The trainer's handle on its fork server: started by exec, spoken to over a socket, never a parent
-of anything but that one process."""
+"""The trainer's handle on its fork server: started by exec, spoken to over a socket."""
 
 from __future__ import annotations
 
@@ -9,10 +8,9 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 
 import cloudpickle
 
@@ -45,7 +43,13 @@ class ForkServerProcess:
         try:
             # subprocess execs: no state of this process, and none of its threads, is inherited.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "polyarm.vector.forkserver", str(theirs.fileno()), str(pidfd)],
+                [
+                    sys.executable,
+                    "-m",
+                    "polyarm.vector.forkserver",
+                    str(theirs.fileno()),
+                    str(pidfd),
+                ],
                 pass_fds=(theirs.fileno(), pidfd),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -57,8 +61,8 @@ class ForkServerProcess:
         self.channel = Channel(ours, blocking=True)
         self.channel.send(
             {
-                "search_path": [os.getcwd() if entry == "" else entry for entry in sys.path],
-                "folder": os.getcwd(),
+                "search_path": [str(Path.cwd()) if entry == "" else entry for entry in sys.path],
+                "folder": str(Path.cwd()),
                 "max_builds": host.cores(),
                 "memory_limit": memory_limit,
             },
@@ -150,6 +154,6 @@ def _package_path() -> str:
     """A PYTHONPATH by which the server finds this very copy of polyarm."""
     import polyarm
 
-    home = os.path.dirname(os.path.dirname(os.path.abspath(polyarm.__file__ or "")))
+    home = str(Path(polyarm.__file__ or "").absolute().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join([home, inherited]) if inherited else home

@@ -25,6 +25,8 @@ Array = NDArray[Any]
 
 _LINE = 64
 _PAGE = 4096
+FLAGS = ("terminated", "truncated", "frame_valid")
+"""Flags of a slot in a row; frame_valid is per step instead when every step is delivered."""
 PIXELS = "pixels/"
 """Prefix of the observation keys that hold camera frames."""
 
@@ -75,7 +77,7 @@ def leaves(space: spaces.Space[Any], what: str, path: Path = ()) -> list[Leaf]:
             found += leaves(child, what, (*path, key))
         return found
     known = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if not isinstance(space, known) or space.dtype is None or space.dtype.hasobject:
+    if not isinstance(space, known) or np.dtype(space.dtype).hasobject:
         raise UnsupportedSpace(
             f"{what} space {type(space).__name__} at {'.'.join(path) or '<root>'} has no fixed byte"
             f" layout; supported are Box, Discrete, MultiDiscrete, MultiBinary and Dicts of them."
@@ -165,15 +167,17 @@ class BlockLayout:
     action: tuple[Leaf, ...]
 
     def row_segment(self) -> Segment:
-        """``[T][N][…]``: flags, step counts and, unless ``every``, the observations."""
+        """``[T][N][…]``: flags, step counts and, unless ``every``, the observations.
+
+        The flags of a row lie together (terminated, truncated, frame_valid), so that the trainer
+        takes them with one copy.
+        """
         grid = (self.rows, self.num_envs)
         arrays: list[tuple[Path, Sequence[int], Any]] = [
-            (("terminated",), grid, np.bool_),
-            (("truncated",), grid, np.bool_),
+            (("flags",), (self.rows, len(FLAGS), self.num_envs), np.bool_),
             (("steps",), grid, np.int32),
         ]
         if not self.every:
-            arrays.append((("frame_valid",), grid, np.bool_))
             arrays += [(("obs", *o.path), (*grid, *o.shape), o.dtype) for o in self.observation]
         return segment(arrays)
 

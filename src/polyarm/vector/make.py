@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import cloudpickle
@@ -26,7 +27,7 @@ Start = Literal["auto", "built", "imports", "fresh"]
 _STARTS: dict[str, ForkMode] = {"built": "built", "imports": "imports", "fresh": "never"}
 
 
-def make_vec(
+def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     tasks: TaskLike | Sequence[TaskLike],
     *,
     num_envs: int,
@@ -189,4 +190,4 @@ def _mode(start: str, forks: Sequence[ForkMode]) -> ForkMode:
 def _groups(num_envs: int, num_workers: int) -> list[tuple[int, ...]]:
     """Slots of each worker: neighbours together, sizes differing by one at most."""
     bounds = [num_envs * worker // num_workers for worker in range(num_workers + 1)]
-    return [tuple(range(low, high)) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [tuple(range(low, high)) for low, high in pairwise(bounds)]

@@ -89,7 +89,7 @@ class Mail:
             data = pickle.dumps(letter, protocol=pickle.HIGHEST_PROTOCOL)
         except (pickle.PicklingError, AttributeError, TypeError):
             data = cloudpickle.dumps(letter)
-        offset = self._offset(slot, to_worker)
+        offset = self._offset(slot, to_worker=to_worker)
         written = 0
         while written < len(data):
             written += os.pwrite(self.fd, memoryview(data)[written:], offset + written)
@@ -97,7 +97,7 @@ class Mail:
 
     def get(self, slot: int, nbytes: int, *, to_worker: bool) -> Any:
         """Read the letter of ``nbytes`` that was announced; large ones free their pages."""
-        offset = self._offset(slot, to_worker)
+        offset = self._offset(slot, to_worker=to_worker)
         parts = []
         got = 0
         while got < nbytes:
@@ -117,5 +117,5 @@ class Mail:
             self.fd = -1
 
     @staticmethod
-    def _offset(slot: int, to_worker: bool) -> int:
+    def _offset(slot: int, *, to_worker: bool) -> int:
         return (2 * slot + to_worker) * _MAILBOX

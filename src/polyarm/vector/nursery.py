@@ -181,7 +181,8 @@ class Nursery:
 
     def flush(self) -> bool:
         """Push out orders that wait for room; True when none is left."""
-        return all([handle.channel.flush() for handle in self])
+        unflushed = [handle for handle in self if not handle.channel.flush()]
+        return not unflushed
 
     def pids(self) -> set[int]:
         """Pids of all zygotes."""

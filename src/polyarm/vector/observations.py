@@ -21,6 +21,7 @@ class ObservationRows:
     Args:
         layout: The block's layout.
         views: Arrays of the segment that holds the observations.
+        valid: This slot's frame validity, ``[row][place]``.
         slot: Row of the batch.
         space: The observation space as delivered.
     """
@@ -29,15 +30,13 @@ class ObservationRows:
         self,
         layout: BlockLayout,
         views: Mapping[tuple[str, ...], Array],
+        valid: NDArray[np.bool_],
         slot: int,
         space: gymnasium.Space[Any],
     ) -> None:
         self._space = space
         arrays = [(leaf, views[("obs", *leaf.path)]) for leaf in layout.observation]
-        valid = views[("frame_valid",)][:, slot]
-        if not layout.every:
-            valid = valid[:, np.newaxis]
-        self._valid: NDArray[np.bool_] = valid
+        self._valid = valid
         places = range(valid.shape[1])
         self._targets: list[list[list[tuple[Leaf, Array]]]] = [
             [

@@ -60,6 +60,11 @@ class Ring:
         self.infos: InfoReader | None = None
         self.slot_row: Slots = np.zeros(layout.num_envs, np.intp)
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
+        self._aligned = True
+        self._shared_chunk: Chunk | None = self.chunk
+        self._flags = list(self.rows[("flags",)])
+        self._steps = list(self.rows[("steps",)])
+        self._observed: list[dict[str, Array] | None] = [None] * layout.rows
         self._buffers = [np.zeros((0,), leaf.dtype) for leaf in layout.observation]
 
     def _append(self, kind: SegmentKind, segment: Segment, size: int) -> dict[Path, Array]:
@@ -99,29 +104,48 @@ class Ring:
     def advance_all(self) -> int:
         """The next row for a lockstep command; brings stragglers into line first."""
         row = int(self.slot_row[0])
-        for slot in np.flatnonzero(self.slot_row != row):
-            self.copy(int(slot), int(self.slot_row[slot]), row, self.slot_chunk[slot])
+        if not self._aligned:
+            for slot in np.flatnonzero(self.slot_row != row):
+                self.copy(int(slot), int(self.slot_row[slot]), row, self.slot_chunk[slot])
+            self._aligned = True
         row = (row + 1) % self.layout.rows
         self.slot_row[:] = row
         return row
 
     def advance(self, slots: Slots) -> Slots:
         """The next row of each of these slots."""
+        self._aligned = False
         self.slot_row[slots] = (self.slot_row[slots] + 1) % self.layout.rows
         rows: Slots = self.slot_row[slots]
         return rows
+
+    def use_chunk(self, slots: Slots | None) -> None:
+        """Note that these slots, or all, now work in the newest chunk segment."""
+        if slots is None:
+            if self._shared_chunk is not self.chunk:
+                self.slot_chunk = [self.chunk] * self.layout.num_envs
+                self._shared_chunk = self.chunk
+            return
+        for slot in slots:
+            if self.slot_chunk[slot] is not self.chunk:
+                self.slot_chunk[slot] = self.chunk
+                self._shared_chunk = None
 
     def copy(self, slot: int, from_row: int, to_row: int, to_chunk: Chunk) -> None:
         """Carry a slot's observation, flags and rewards over to another row."""
         source = self.slot_chunk[slot]
         for name, array in self.rows.items():
-            array[to_row, slot] = array[from_row, slot]
-            del name
+            if name == ("flags",):
+                array[to_row, :, slot] = array[from_row, :, slot]
+            else:
+                array[to_row, slot] = array[from_row, slot]
         shared = min(source.capacity, to_chunk.capacity)
         for name, array in to_chunk.views.items():
             if name[0] != "action":
                 array[to_row, slot, :shared] = source.views[name][from_row, slot, :shared]
-        self.slot_chunk[slot] = to_chunk
+        if source is not to_chunk:
+            self.slot_chunk[slot] = to_chunk
+            self._shared_chunk = None
 
     def fail(self, slot: int, row: int, from_row: int, from_chunk: Chunk, chunk: int) -> None:
         """Fill a row for a slot whose env failed: its last complete observation, no reward."""
@@ -135,9 +159,9 @@ class Ring:
                 home[name][row, slot, 1:chunk] = 0
             else:
                 home[name][row, slot] = source[name][from_row, slot]
-        home[("frame_valid",)][row, slot] = False
-        self.rows[("terminated",)][row, slot] = False
-        self.rows[("truncated",)][row, slot] = True
+        if every:
+            home[("frame_valid",)][row, slot] = False
+        self.rows[("flags",)][row, :, slot] = (False, True, False)
         self.rows[("steps",)][row, slot] = 0
         to_chunk.views[("rewards",)][row, slot, :chunk] = 0.0
 
@@ -147,19 +171,26 @@ class Ring:
         home = self.chunk.views if self.layout.every else self.rows
         for leaf in self.layout.observation:
             view = home[("obs", *leaf.path)]
-            poison = np.nan if leaf.dtype.kind == "f" else np.full((), _POISON_BYTE).astype(leaf.dtype)
+            poison = (
+                np.nan if leaf.dtype.kind == "f" else np.full((), _POISON_BYTE).astype(leaf.dtype)
+            )
             view[expired, slots] = poison
 
     def observe_all(self, row: int, chunk: int | None) -> Any:
         """Views of a row: ``(N, …)``, or ``(N, K, …)`` when every step is delivered."""
-        values = {}
-        for leaf in self.layout.observation:
-            if self.layout.every:
+        if self.layout.every:
+            values = {}
+            for leaf in self.layout.observation:
                 view = self.chunk.views[("obs", *leaf.path)][row]
                 values[leaf.path] = view[:, 0] if chunk is None else view[:, :chunk]
-            else:
-                values[leaf.path] = self.rows[("obs", *leaf.path)][row]
-        return nest(self._space, values)
+            return nest(self._space, values)
+        if (known := self._observed[row]) is not None:
+            return known.copy()
+        values = {o.path: self.rows[("obs", *o.path)][row] for o in self.layout.observation}
+        observed = nest(self._space, values)
+        if isinstance(observed, dict) and all(len(o.path) == 1 for o in self.layout.observation):
+            self._observed[row] = observed.copy()
+        return observed
 
     def observe(self, slots: Slots, chunk: int | None) -> Any:
         """The newest observations of some slots, gathered once into a reusable buffer."""
@@ -183,36 +214,32 @@ class Ring:
             values[leaf.path] = out
         return nest(self._space, values)
 
-    def flags(self, slots: Slots | slice, rows: Slots | int) -> tuple[Array, Array, Array]:
-        """Copies of terminated, truncated and steps."""
-        terminated, truncated, steps = (
-            np.array(self.rows[(name,)][rows, slots])
-            for name in ("terminated", "truncated", "steps")
-        )
-        return terminated, truncated, steps
+    def flags(self, slots: Slots | None, rows: Slots | int) -> tuple[Array, Array]:
+        """Copies of the flags, ``(3, n)``, and the steps, of some slots or of all in one row."""
+        if slots is None:
+            return self._flags[int(rows)].copy(), self._steps[int(rows)].copy()
+        return self.rows[("flags",)][rows, :, slots].T, self.rows[("steps",)][rows, slots]
 
-    def rewards(self, slots: Slots, rows: Slots | int, chunk: int | None) -> Array:
+    def rewards(self, slots: Slots | None, rows: Slots | int, chunk: int | None) -> Array:
         """Copies of rewards: ``(n,)``, or ``(n, K)`` for chunks."""
-        length = 1 if chunk is None else chunk
-        out = np.zeros((len(slots), length))
-        if all(self.slot_chunk[slot] is self.chunk for slot in slots):
-            out[:] = self.chunk.views[("rewards",)][rows, slots, :length]
-        else:
-            each = np.broadcast_to(rows, (len(slots),))
-            for i, slot in enumerate(slots):
-                held = self.slot_chunk[slot].views[("rewards",)][each[i], slot, :length]
-                out[i, : len(held)] = held
-        return out[:, 0] if chunk is None else out
+        if slots is None and self._shared_chunk is self.chunk:
+            rewards: Array = self.chunk.views[("rewards",)][int(rows)]
+            return rewards[:, 0].copy() if chunk is None else rewards[:, :chunk].copy()
+        return self._gather(("rewards",), slots, rows, chunk)
 
-    def frame_valid(self, slots: Slots, rows: Slots | int, chunk: int | None) -> Array:
-        """Copies of frame validity: ``(n,)``, or ``(n, K)`` when every step is delivered."""
-        if not self.layout.every:
-            return np.array(self.rows[("frame_valid",)][rows, slots])
-        length = 1 if chunk is None else chunk
-        each = np.broadcast_to(rows, (len(slots),))
-        out = np.zeros((len(slots), length), np.bool_)
-        for i, slot in enumerate(slots):
-            held = self.slot_chunk[slot].views[("frame_valid",)][each[i], slot, :length]
+    def frame_valid(self, slots: Slots | None, rows: Slots | int, chunk: int | None) -> Array:
+        """Copies of the frame validity of every step, ``(n,)`` or ``(n, K)``."""
+        return self._gather(("frame_valid",), slots, rows, chunk)
+
+    def _gather(
+        self, name: Path, slots: Slots | None, rows: Slots | int, chunk: int | None
+    ) -> Array:
+        """One ``[T][N][K]`` field of slots that may be in different chunk segments."""
+        chosen = np.arange(self.layout.num_envs) if slots is None else slots
+        each = np.broadcast_to(rows, (len(chosen),))
+        out = np.zeros((len(chosen), chunk or 1), self.chunk.views[name].dtype)
+        for i, slot in enumerate(chosen):
+            held = self.slot_chunk[slot].views[name][each[i], slot, : chunk or 1]
             out[i, : len(held)] = held
         return out[:, 0] if chunk is None else out
 
@@ -224,5 +251,7 @@ class Ring:
         return {
             "obs": nest(self._space, values),
             "rewards": rewards[:, :, 0] if self.chunk.capacity == 1 else rewards,
-            **{name: self.rows[(name,)] for name in ("terminated", "truncated", "steps")},
+            "terminated": self.rows[("flags",)][:, 0],
+            "truncated": self.rows[("flags",)][:, 1],
+            "steps": self.rows[("steps",)],
         }

@@ -12,14 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
-from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
-from polyarm.vector.engine import Done
+from polyarm.vector.board import Board, Doing, Op, Phase, Result, board_segment
+from polyarm.vector.engine import PHASE_OF, Done
 from polyarm.vector.failures import from_letter
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.slot import Shared, Slot, SlotSettings
 from polyarm.vector.worker import SlotPlan, attach_display, build, describe, describe_error
-
-_PHASE_OF = {Op.RESET: Phase.RESET, Op.STEP: Phase.STEP, Op.SWITCH: Phase.BUILD}
 
 
 class SerialEngine:
@@ -77,7 +75,7 @@ class SerialEngine:
                     self._build(slot)
                 self._slots[slot].execute()
                 self._done.append((slot, None))
-            except Exception as error:  # reported like a worker's
+            except Exception as error:  # noqa: BLE001  reported like a worker's
                 self._failed(slot, op, error)
 
     def wait(self, min_slots: int, timeout_s: float | None) -> list[Done]:
@@ -111,7 +109,7 @@ class SerialEngine:
             self._build(slot)
             self._slots[slot].post({"description": describe(self._slots[slot].env)})
             self._done.append((slot, None))
-        except Exception as error:  # reported like a worker's
+        except Exception as error:  # noqa: BLE001  reported like a worker's
             self._failed(slot, Op.SWITCH, error)
 
     def worker_pids(self) -> list[int]:
@@ -134,7 +132,7 @@ class SerialEngine:
         self._broken.discard(index)
 
     def _failed(self, slot: int, op: Op, error: Exception) -> None:
-        phase = _PHASE_OF.get(op, Phase.CALL)
+        phase = PHASE_OF.get(op, Phase.CALL)
         step = int(self.board.workers[0, Doing.STEP])
         failure = from_letter(describe_error(error), self._plans[slot], phase, step, 0, "")
         self._done.append((slot, failure))

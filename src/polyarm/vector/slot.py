@@ -32,6 +32,9 @@ from polyarm.vector.layout import Array, BlockLayout, leaves, nest, without_fram
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.observations import ObservationRows
 
+_CALL, _STEP = int(Op.CALL), int(Op.STEP)
+_RESETTING, _STEPPING, _CALLING = int(Phase.RESET), int(Phase.STEP), int(Phase.CALL)
+
 Frames = Literal["last", "every", "none"]
 Autoreset = Literal["next_step", "same_step", "disabled"]
 Infos = Literal["auto", "full"]
@@ -116,7 +119,7 @@ class Slot:
         self._bind: Callable[[Mapping[str, Array]], None] | None = binder and binder.bind
         self._epoch = 0
 
-    def publish(self, phase: Phase, step: int = 0) -> None:
+    def publish(self, phase: int, step: int = 0) -> None:
         """Say what is being done, and since when: deadlines apply to each env call."""
         words, at = self._words, self._doing
         words[at + Doing.SLOT] = self.index
@@ -129,15 +132,16 @@ class Slot:
         began = time.perf_counter_ns()
         words, command, result = self._words, self._command, self._result
         words[result + Result.LETTER] = 0
-        words[result + Result.FAILED] = 0
         self._sim_ns = self._frames_ns = self._obs_ns = self._toggle_ns = 0
         op = words[command + Command.OP]
-        if op == Op.CALL:
+        if op == _CALL:
             self._call()
         else:
-            self._attach(words[command + Command.FLAGS] >> EPOCH_SHIFT)
+            epoch = words[command + Command.FLAGS] >> EPOCH_SHIFT
+            if epoch != self._epoch:
+                self._attach(epoch)
             row, chunk = words[command + Command.ROW], words[command + Command.CHUNK]
-            if op == Op.STEP and not self._ended:
+            if op == _STEP and not self._ended:
                 self._step(row, chunk)
             else:
                 self._reset(row, chunk)
@@ -158,14 +162,14 @@ class Slot:
 
     def _attach(self, epoch: int) -> None:
         """Map the segments that are new since the last command."""
-        attach = {
-            SegmentKind.ROWS: self._attach_rows,
-            SegmentKind.CHUNK: self._attach_chunk,
-            SegmentKind.INFO: self._attach_infos,
-        }
         while self._epoch < epoch:
             kind, offset, size = (int(n) for n in self._shared.board.segments[self._epoch, :3])
-            attach[SegmentKind(kind)](offset, size)
+            if kind == SegmentKind.ROWS:
+                self._attach_rows(offset, size)
+            elif kind == SegmentKind.CHUNK:
+                self._attach_chunk(offset, size)
+            else:
+                self._attach_infos(offset, size)
             self._epoch += 1
 
     def _attach_rows(self, offset: int, digest: int) -> None:
@@ -178,6 +182,9 @@ class Slot:
             )
         segment = self._layout.row_segment()
         self._rows = segment.views(self._shared.block.map(offset, segment.nbytes))
+        flags = self._rows[("flags",)][:, :, self.index]
+        self._terminated, self._truncated, self._frame_valid = flags[:, 0], flags[:, 1], flags[:, 2]
+        self._steps = self._rows[("steps",)][:, self.index]
 
     def _attach_chunk(self, offset: int, capacity: int) -> None:
         layout, slot = self._layout, self.index
@@ -186,9 +193,13 @@ class Slot:
         actions = {leaf.path: views[("action", *leaf.path)][slot] for leaf in layout.action}
         self._read_action = _action_reader(self.env.action_space, actions)
         self._rewards = views[("rewards",)][:, slot]
-        home = views if layout.every else self._rows
         space = self._settings.delivered(self.env.observation_space)
-        self._observations = ObservationRows(layout, home, slot, space)
+        if layout.every:
+            valid = views[("frame_valid",)][:, slot]
+            self._observations = ObservationRows(layout, views, valid, slot, space)
+        else:
+            valid = self._frame_valid[:, np.newaxis]
+            self._observations = ObservationRows(layout, self._rows, valid, slot, space)
 
     def _attach_infos(self, offset: int, letter: int) -> None:
         num_envs = self._settings.num_envs
@@ -205,20 +216,21 @@ class Slot:
             self._bind_row(row, 0)
         while executed < chunk and not (terminated or truncated):
             framed = every or executed == chunk - 1
-            self._set_frames(framed)
+            self._set_frames(wanted=framed)
             if every:
                 self._bind_row(row, executed)
             action = self._read_action(executed)
-            self.publish(Phase.STEP, executed)
+            self.publish(_STEPPING, executed)
             obs, reward, terminated, truncated, info = self._timed(self.env.step, action)
             rewards[executed] = reward
             if every:
                 self._write(row, executed, obs)
             executed += 1
-        rewards[executed:chunk] = 0.0
+        if executed < chunk:
+            rewards[executed:chunk] = 0.0
         if not every:
             self._write(row, 0, obs, rendered=framed)
-        self._finish(row, chunk, executed, bool(terminated), bool(truncated))
+        self._finish(row, chunk, executed, terminated=bool(terminated), truncated=bool(truncated))
         if (terminated or truncated) and self._settings.autoreset == "same_step":
             self._reset_in_step(row, executed - 1 if every else 0, info)
         else:
@@ -241,12 +253,11 @@ class Slot:
         self._send_info(info, whole=True, final=final, final_frame_valid=valid)
 
     def _finish(
-        self, row: int, chunk: int, steps: int, terminated: bool, truncated: bool
+        self, row: int, chunk: int, steps: int, *, terminated: bool, truncated: bool
     ) -> None:
-        rows, slot = self._rows, self.index
-        rows[("terminated",)][row, slot] = terminated
-        rows[("truncated",)][row, slot] = truncated
-        rows[("steps",)][row, slot] = steps
+        self._terminated[row] = terminated
+        self._truncated[row] = truncated
+        self._steps[row] = steps
         if self._layout.every and steps < chunk:
             self._observations.clear(row, max(1, steps), chunk)
 
@@ -257,15 +268,15 @@ class Slot:
         options = self._letter()
         if flags & EPISODIC:
             options = {**(options or {}), "episode": words[command + Command.EPISODE]}
-        self._set_frames(True)
+        self._set_frames(wanted=True)
         self._bind_row(row, place)
-        self.publish(Phase.RESET)
+        self.publish(_RESETTING)
         obs, info = self._timed(self.env.reset, seed=seed, options=options)
         return obs, info
 
     def _call(self) -> None:
         mode, name, args, kwargs = self._letter()
-        self.publish(Phase.CALL)
+        self.publish(_CALLING)
         self.post({"value": call_env(self.env, mode, name, args, kwargs)})
 
     def _timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -282,7 +293,7 @@ class Slot:
         self._sim_ns += spent
         return value
 
-    def _set_frames(self, wanted: bool) -> None:
+    def _set_frames(self, *, wanted: bool) -> None:
         if self._switch is not None:
             wanted = wanted and self._settings.frames != "none"
             if self._switch.frames_enabled != wanted:

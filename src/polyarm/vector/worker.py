@@ -24,10 +24,13 @@ import numpy as np
 from polyarm import registry
 from polyarm.contracts import EnvSpec
 from polyarm.vector import process
-from polyarm.vector.board import Board, Command, Op, Phase, Result, board_segment
+from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.signals import announce
 from polyarm.vector.slot import Shared, Slot, SlotSettings
+
+_CALL, _SWITCH, _CLOSE = int(Op.CALL), int(Op.SWITCH), int(Op.CLOSE)
+_IDLE = int(Phase.IDLE)
 
 REPLACE_ME = 3
 """Exit status of a worker whose only env raised."""
@@ -82,10 +85,6 @@ class WorkerFds:
     completions: int
     built: int
     doorbell: int
-
-    def all(self) -> tuple[int, ...]:
-        """All of them, in a fixed order."""
-        return self.block, self.mail, self.completions, self.built, self.doorbell
 
 
 def build(plan: SlotPlan) -> gymnasium.Env[Any, Any]:
@@ -155,6 +154,11 @@ class Worker:
         self._board = board
         self._mail = mail
         self._slots = [Slot(slot.index, plan.worker, shared) for slot in plan.slots]
+        self._phase_at = board.worker_at(plan.worker) + Doing.PHASE
+        self._places = [
+            (slot, board.command_at(slot.index), board.result_at(slot.index))
+            for slot in self._slots
+        ]
         self._sequence = plan.sequence
         self._broken: set[int] = set()
 
@@ -171,7 +175,7 @@ class Worker:
             self._rest()
 
     def _rest(self) -> None:
-        self._slots[0].publish(Phase.IDLE)
+        self._board.words[self._phase_at] = _IDLE
 
     def _build_all(self) -> bool:
         built = True
@@ -183,11 +187,11 @@ class Worker:
                 attach_display(plan, env)
                 slot.install(env, plan.attributes)
                 slot.post({"description": describe(env)})
-                self._mark(slot, failed=False)
-            except BaseException as error:  # reported to the trainer, which decides
+                self._board.results[slot.index, Result.FAILED] = 0
+            except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
                 built = False
                 slot.post({"error": describe_error(error)})
-                self._mark(slot, failed=True)
+                self._board.results[slot.index, Result.FAILED] = 1
                 break
         self._announce(self._sequence)
         os.write(self._fds.built, self._plan.worker.to_bytes(8, "little"))
@@ -197,26 +201,27 @@ class Worker:
         """Run the commands of one wake-up; False when the worker is to end."""
         words = self._board.words
         failed: list[Slot] = []
-        for slot in self._slots:
-            at = self._board.command_at(slot.index)
-            if words[at + Command.SEQUENCE] != sequence:
+        for slot, command, result in self._places:
+            if words[command + Command.SEQUENCE] != sequence:
                 continue
-            op = words[at + Command.OP]
-            if op == Op.CLOSE:
+            op = words[command + Command.OP]
+            if op == _CLOSE:
                 self._close_all()
                 self._announce(sequence)
                 return False
+            words[result + Result.SEQUENCE] = sequence
+            words[result + Result.FAILED] = 0
             try:
-                if op == Op.SWITCH:
+                if op == _SWITCH:
                     self._switch(slot)
                 else:
-                    self._repair(slot)
+                    if self._broken:
+                        self._repair(slot)
                     slot.execute()
-                self._mark(slot, failed=False)
-            except BaseException as error:  # reported to the trainer, which decides
+            except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
                 slot.post({"error": describe_error(error)})
-                self._mark(slot, failed=True)
-                if op != Op.CALL:
+                words[result + Result.FAILED] = 1
+                if op != _CALL:
                     failed.append(slot)
         self._announce(sequence)
         if failed and len(self._slots) == 1:
@@ -229,12 +234,6 @@ class Worker:
 
     def _announce(self, sequence: int) -> None:
         announce(self._fds.completions, self._plan.worker, self._plan.generation, sequence)
-
-    def _mark(self, slot: Slot, *, failed: bool) -> None:
-        words, at = self._board.words, self._board.result_at(slot.index)
-        words[at + Result.FAILED] = failed
-        command = self._board.command_at(slot.index)
-        words[at + Result.SEQUENCE] = words[command + Command.SEQUENCE]
 
     def _rebuild_quietly(self, slot: Slot) -> None:
         """Rebuild right away, so that the next command finds a ready env if it can be had."""
@@ -268,7 +267,7 @@ class Worker:
             slot.publish(Phase.CLOSE)
             try:
                 slot.env.close()
-            except Exception:  # an env that fails to close is dropped all the same
+            except Exception:  # noqa: BLE001  an env that fails to close is dropped all the same
                 traceback.print_exc()
 
     def _close_all(self) -> None:
@@ -282,6 +281,7 @@ def run_worker(
     """Body of a worker process, forked or fresh."""
     process.set_name(f"polyarm-w{plan.worker}")
     process.be_expendable()
+    process.yield_to_trainer()
     faulthandler.enable(file=2, all_threads=True)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)

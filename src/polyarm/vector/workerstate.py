@@ -6,7 +6,7 @@ import enum
 import logging
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polyarm.contracts import ForkMode
@@ -71,7 +71,6 @@ class WorkerState:
     doorbell: Doorbell | None = None
     pid: int = 0
     pidfd: int = -1
-    rung: dict[int, Sequence[int]] = field(default_factory=dict)
     rung_at: float = 0.0
     deferred: list[int] = field(default_factory=list)
     leaving: bool = False
@@ -88,9 +87,8 @@ class WorkerState:
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.doorbell, self.pidfd, self.pid = None, -1, 0
-        self.leaving = self.hung = False
+        self.leaving = self.closing = self.hung = False
         self.kill_at = self.give_up_at = None
-        self.rung.clear()
 
     def signal(self, number: int) -> None:
         """Send a signal to exactly this process, never to a recycled pid."""

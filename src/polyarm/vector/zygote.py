@@ -52,7 +52,7 @@ class Zygote:
         }
         try:
             return {"ok": True, **handlers[message["op"]](message)}
-        except BaseException as error:  # reported to the trainer, which decides
+        except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
             return {
                 "ok": False,
                 "error_class": type(error).__name__,
@@ -100,7 +100,7 @@ class Zygote:
 
             self._become_child(stderr_fd, (doorbell_fd, *self._kept), "polyarm-worker")
             plan = pickle.loads(message["plan"])
-            run_worker(plan, WorkerFds(*self._kept, doorbell_fd), self._envs)
+            run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
 
         return self._fork(main, message["fds"])
 
@@ -114,7 +114,6 @@ class Zygote:
                 os.close(fd)
 
     def _become_child(self, stderr_fd: int, keep: tuple[int, ...], name: str) -> None:
-        process.await_adoption(self._server)
         process.die_with(self._server)
         enter(stderr_fd, keep, name)
 

@@ -1,0 +1,188 @@
+"""How much of the machine is left for the simulator: Meta-World reach without frames.
+
+The baseline is as many bare loops over one env as there are cores, at the same time in independent
+processes: nothing that steps envs of this kind can be faster. Efficiency is our rate divided by
+theirs. AsyncVectorEnv with as many of Meta-World's own envs runs beside. All play the same random
+actions, episodes of 500 steps, resets included.
+
+    python benchmarks/efficiency.py --num-envs 8 --seconds 2 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import Any
+
+import measure
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv
+from metaworld_envs import OPTIONS, TASK, PlainEnv, suite_env
+
+import polyarm
+from polyarm.vector.host import cores
+
+CHUNK = 8
+ACTIONS = 512
+
+
+class BareLoops:
+    """As many processes as cores, each with one env that it steps when told to."""
+
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for seed in range(number):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=bare_loop, args=(theirs, seed), daemon=True)
+            process.start()
+            self._pipes.append(mine)
+            self._processes.append(process)
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def rate(self, seconds: float) -> float:
+        """Steps per second of all of them together."""
+        for pipe in self._pipes:
+            pipe.send(seconds)
+        return sum(pipe.recv() for pipe in self._pipes)
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+
+
+def bare_loop(pipe: Connection, seed: int) -> None:
+    env = suite_env()
+    actions = random_actions(1)[:, 0]
+    place, episode = 0, seed
+    env.reset(options={"episode": episode})
+    pipe.send("ready")
+    while (seconds := pipe.recv()) is not None:
+        made, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds:
+            _, _, terminated, truncated, _ = env.step(actions[place % ACTIONS])
+            place += 1
+            made += 1
+            if terminated or truncated:
+                episode += 1
+                env.reset(options={"episode": episode})
+        pipe.send(made / spent)
+
+
+def random_actions(num_envs: int) -> np.ndarray[Any, Any]:
+    """(ACTIONS, N, 4), the same whenever asked."""
+    return np.random.default_rng(0).uniform(-1, 1, (ACTIONS, num_envs, 4)).astype(np.float32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=2.0, help="per contender and round")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    os.environ["MUJOCO_GL"] = "disable"  # nobody renders: no window library
+    warnings.filterwarnings("ignore", module="gymnasium")
+    with ExitStack() as stack:
+        runs = contenders(options, stack)
+        report(measure.interleave(runs, options.rounds), options)
+
+
+def contenders(options: argparse.Namespace, stack: ExitStack) -> dict[str, Callable[[], float]]:
+    num_envs, seconds = options.num_envs, options.seconds
+    bare = BareLoops(cores())
+    stack.callback(bare.close)
+    peer = AsyncVectorEnv([PlainEnv(seed) for seed in range(num_envs)], context="spawn")
+    stack.callback(peer.close)
+    steps = {"async": peer_stepper(peer, random_actions(num_envs))}
+    for name, chunk, num_workers in (
+        ("step", 1, None),
+        ("chunk8", CHUNK, None),
+        ("step_workers_as_cores", 1, cores()),
+        ("chunk8_workers_as_cores", CHUNK, cores()),
+    ):
+        envs = stack.enter_context(
+            polyarm.make_vec(
+                f"metaworld/{TASK}", num_envs=num_envs, num_workers=num_workers, seed=0, **OPTIONS
+            )
+        )
+        steps[name] = our_stepper(envs, random_actions(num_envs), chunk)
+    runs: dict[str, Callable[[], float]] = {"bare": lambda: bare.rate(seconds)}
+    for name, step in steps.items():
+        runs[name] = lambda step=step: measure.rate(step, seconds)
+    return runs
+
+
+def peer_stepper(envs: AsyncVectorEnv, actions: np.ndarray[Any, Any]) -> Callable[[], int]:
+    """Its autoreset spends a step on every reset; those are not env steps, as with ours."""
+    envs.reset()
+    place, resetting = 0, 0
+
+    def step() -> int:
+        nonlocal place, resetting
+        _, _, terminated, truncated, _ = envs.step(actions[place % ACTIONS])
+        place += 1
+        made = len(terminated) - resetting
+        resetting = int((terminated | truncated).sum())
+        return made
+
+    return step
+
+
+def our_stepper(
+    envs: polyarm.VectorEnv, actions: np.ndarray[Any, Any], chunk: int
+) -> Callable[[], int]:
+    envs.reset()
+    chunks = np.ascontiguousarray(
+        actions.reshape(ACTIONS // chunk, chunk, *actions.shape[1:]).swapaxes(1, 2)
+    )
+    place = 0
+
+    def step() -> int:
+        nonlocal place
+        batch = chunks[place % len(chunks)]
+        place += 1
+        *_, info = envs.step(batch[:, 0]) if chunk == 1 else envs.step_chunk(batch)
+        return int(info["steps"].sum())
+
+    return step
+
+
+def report(results: measure.Rounds, options: argparse.Namespace) -> None:
+    rates = measure.medians(results)
+    figures = {
+        "efficiency_step": measure.ratio(results, "step", "bare"),
+        "efficiency_chunk8": measure.ratio(results, "chunk8", "bare"),
+        "ratio_async": measure.ratio(results, "step", "async"),
+        "efficiency_async": measure.ratio(results, "async", "bare"),
+    }
+    for name in ("step", "chunk8"):
+        key = f"{name}_workers_as_cores"
+        figures[f"efficiency_{key}"] = measure.ratio(results, key, "bare")
+    rows = [(name, f"{value:,.0f} /s") for name, value in rates.items()]
+    rows += [(name, f"{value:.3f}") for name, value in figures.items()]
+    measure.print_table(f"efficiency, {options.num_envs} envs on {cores()} cores", rows)
+    measure.print_json(
+        {
+            "benchmark": "efficiency",
+            "num_envs": options.num_envs,
+            "num_workers": options.num_envs,
+            "bare_loops": cores(),
+            "rounds": options.rounds,
+            "seconds": options.seconds,
+            **figures,
+            "env_steps_per_s": rates,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

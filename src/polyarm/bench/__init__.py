@@ -1,0 +1,1 @@
+"""Measures what the engine delivers: steps, frames, latency, start-up and memory."""

@@ -1,0 +1,282 @@
+"""The throughput benchmark: random actions through the vector env, and what came of them.
+
+Only building actions and calling the env is timed; counting and showing progress is not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import batch_space
+
+from polyarm import display as displays
+from polyarm.bench.options import BenchOptions
+from polyarm.bench.profile import CallClock, TimingSplit
+from polyarm.bench.tally import Tally
+from polyarm.errors import InvalidCall
+from polyarm.vector import host
+from polyarm.vector.env import VectorEnv
+from polyarm.vector.make import make_vec
+
+__all__ = ["BenchOptions", "BenchResult", "Progress", "TimingSplit", "run_bench"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands after a call.
+
+    Attributes:
+        call: Number of calls so far.
+        steps: Env steps so far, of all envs together.
+        total_steps: Env steps at which the run ends.
+        exec_s: Seconds the critical worker of this call took.
+        ipc_s: The rest of this call.
+        done: Episodes finished so far.
+        errors: Episodes cut short by a failure so far.
+        average_return: Of the finished episodes; None while there are none.
+        running_return: What running episodes have gathered, averaged over the envs.
+        steps_per_s: Env steps per second so far.
+    """
+
+    call: int
+    steps: int
+    total_steps: int
+    exec_s: float
+    ipc_s: float
+    done: int
+    errors: int
+    average_return: float | None
+    running_return: float
+    steps_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What a run measured.
+
+    Attributes:
+        options: What was asked for.
+        env_steps_per_s: Env steps per second of wall time, all envs together.
+        frames_per_s: Frames delivered fresh per second of wall time.
+        env_steps: Env steps executed.
+        frames: Frames delivered fresh.
+        calls: Calls of ``step`` or ``step_chunk``.
+        wall_s: Seconds spent building actions and calling the env.
+        episodes: Episodes finished.
+        success_rate: Of the finished episodes; None where the envs don't say.
+        average_return: Of the finished episodes; None if there are none.
+        running_return: What episodes still running had gathered, averaged over the envs.
+        errors: Episodes cut short by a failing env or worker; never among the finished ones.
+        latency_p50_s: Median time of a call.
+        latency_p99_s: 99th percentile of the time of a call.
+        startup_s: Seconds from the request to the first observation.
+        pss_nbytes_per_env: Proportional memory of the workers, divided by the envs.
+        num_workers: Worker processes; 0 for a run in this process.
+        interrupted: Whether the run was stopped early.
+        renderer: What renders the frames.
+        machine: The machine that ran it.
+        provenance: Versions and settings of the envs, one entry per distinct task.
+        profile: Where the time went, if it was asked for.
+    """
+
+    options: BenchOptions
+    env_steps_per_s: float
+    frames_per_s: float
+    env_steps: int
+    frames: int
+    calls: int
+    wall_s: float
+    episodes: int
+    success_rate: float | None
+    average_return: float | None
+    running_return: float
+    errors: int
+    latency_p50_s: float
+    latency_p99_s: float
+    startup_s: float
+    pss_nbytes_per_env: int
+    num_workers: int
+    interrupted: bool
+    renderer: str
+    machine: dict[str, str | int | float]
+    provenance: tuple[dict[str, Any], ...]
+    profile: TimingSplit | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+class RandomActions:
+    """Random actions for all envs, the same for the same seed.
+
+    Args:
+        space: Action space of a single env.
+        num_envs: Number of envs, N.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], num_envs: int, seed: int) -> None:
+        self._space = space
+        self._num_envs = num_envs
+        self._random = np.random.default_rng(seed)
+        self._flat: dict[int, gymnasium.Space[Any]] = {}
+
+    def build(self, chunk: int | None) -> Any:
+        """Actions ``(N, …)``, or ``(N, K, …)`` for a chunk of K."""
+        number = self._num_envs * (chunk or 1)
+        if number not in self._flat:
+            space = batch_space(self._space, number)
+            space.seed(int(self._random.integers(2**31)))
+            self._flat[number] = space
+        sample = self._flat[number].sample()
+        return sample if chunk is None else _fold(sample, self._num_envs, chunk)
+
+
+def run_bench(
+    options: BenchOptions, progress: Callable[[Progress], None] = lambda _: None
+) -> BenchResult:
+    """Run the benchmark.
+
+    Args:
+        options: What to run.
+        progress: Called after every call of the env; its time is not counted.
+
+    Returns:
+        What was measured; on Ctrl-C what was measured until then, with ``interrupted`` set.
+
+    Raises:
+        PolyarmError: Of the engine, such as `UnknownName` for a task that does not exist.
+        KeyboardInterrupt: When interrupted before the first observation.
+    """
+    _check(options)
+    began = time.perf_counter()
+    with make_vec(
+        options.tasks,
+        num_envs=options.num_envs,
+        num_workers=options.num_workers,
+        cameras=options.cameras if options.renders else (),
+        image_size=options.image_size,
+        copy=options.copy_obs and not options.fast,
+        frames="none" if options.no_rgb or options.fast else "last",
+        display=options.display,
+        seed=options.seed,
+    ) as envs:
+        envs.reset()
+        run = _Run(envs, options, startup_s=time.perf_counter() - began)
+        try:
+            while run.steps_left > 0:
+                progress(run.advance())
+        except KeyboardInterrupt:
+            return run.result(interrupted=True)
+        return run.result(interrupted=False)
+
+
+class _Run:
+    """A run from its first observation on."""
+
+    def __init__(self, envs: VectorEnv, options: BenchOptions, startup_s: float) -> None:
+        self._envs = envs
+        self._options = options
+        self._startup_s = startup_s
+        self._actions = RandomActions(envs.single_action_space, envs.num_envs, options.seed)
+        self._tally = Tally(envs.num_envs, envs.single_observation_space)
+        self._num_workers = len(envs.worker_pids)
+        self._clock = CallClock(envs.num_envs, max(1, self._num_workers))
+        self._total_steps = options.num_envs * options.max_steps
+        self._latencies: list[int] = []
+
+    @property
+    def steps_left(self) -> int:
+        return self._total_steps - self._tally.steps
+
+    def advance(self) -> Progress:
+        """Make one call; the last ones are shorter, so that a run overshoots by less than N."""
+        chunk = None
+        if self._options.action_chunk > 1:
+            chunk = min(self._options.action_chunk, -(-self.steps_left // self._envs.num_envs))
+        began = time.perf_counter_ns()
+        actions = self._actions.build(chunk)
+        built = time.perf_counter_ns()
+        step = self._envs.step if chunk is None else self._envs.step_chunk
+        _, rewards, terminated, truncated, info = step(actions)
+        call_ns = time.perf_counter_ns() - built
+        failed = self._tally.add(rewards, terminated, truncated, info)
+        exec_ns = self._clock.add(built - began, call_ns, self._envs.timings_ns(), failed)
+        self._latencies.append(call_ns)
+        tally = self._tally
+        return Progress(
+            call=len(self._latencies),
+            steps=tally.steps,
+            total_steps=self._total_steps,
+            exec_s=exec_ns / 1e9,
+            ipc_s=(call_ns - exec_ns) / 1e9,
+            done=len(tally.returns),
+            errors=tally.errors,
+            average_return=tally.average_return,
+            running_return=tally.running_return,
+            steps_per_s=tally.steps / (self._clock.wall_ns / 1e9),
+        )
+
+    def result(self, *, interrupted: bool) -> BenchResult:
+        """Everything measured so far."""
+        tally, options = self._tally, self._options
+        wall_s = self._clock.wall_ns / 1e9
+        latencies = np.array(self._latencies or [0]) / 1e9
+        return BenchResult(
+            options=options,
+            env_steps_per_s=tally.steps / wall_s if wall_s else 0.0,
+            frames_per_s=tally.frames / wall_s if wall_s else 0.0,
+            env_steps=tally.steps,
+            frames=tally.frames,
+            calls=len(self._latencies),
+            wall_s=wall_s,
+            episodes=len(tally.returns),
+            success_rate=tally.success_rate,
+            average_return=tally.average_return,
+            running_return=tally.running_return,
+            errors=tally.errors,
+            latency_p50_s=float(np.quantile(latencies, 0.5)),
+            latency_p99_s=float(np.quantile(latencies, 0.99)),
+            startup_s=self._startup_s,
+            pss_nbytes_per_env=_memory(self._envs.worker_pids) // self._envs.num_envs,
+            num_workers=self._num_workers,
+            interrupted=interrupted,
+            renderer=displays.select(options.display, frames=options.renders).description,
+            machine=host.machine_facts(),
+            provenance=_distinct(self._envs.provenance),
+            profile=self._clock.split() if options.profile_timing else None,
+        )
+
+
+def _check(options: BenchOptions) -> None:
+    if not options.tasks:
+        raise InvalidCall("no task was given; `polyarm suites` lists the suites and their tasks")
+    for name in ("max_steps", "action_chunk"):
+        if (found := getattr(options, name)) < 1:
+            raise InvalidCall(f"{name} must be at least 1, found {found}")
+
+
+def _fold(sample: Any, num_envs: int, chunk: int) -> Any:
+    if isinstance(sample, dict):
+        return {key: _fold(value, num_envs, chunk) for key, value in sample.items()}
+    return sample.reshape(num_envs, chunk, *sample.shape[1:])
+
+
+def _memory(pids: Sequence[int]) -> int:
+    """Proportional memory of the workers, or of this process where it holds the envs itself."""
+    return sum(host.proportional_memory(pid) for pid in pids or [os.getpid()])
+
+
+def _distinct(provenance: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    seen: list[dict[str, Any]] = []
+    for entry in provenance:
+        if entry and entry not in seen:
+            seen.append(entry)
+    return tuple(seen)

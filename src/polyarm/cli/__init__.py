@@ -1,0 +1,1 @@
+"""The ``polyarm`` command: one small file per subcommand. Only this room prints."""

@@ -1,0 +1,141 @@
+"""``polyarm bench``: live progress, a closing table and, if asked for, a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_bench
+from polyarm.cli import console
+
+_INTERRUPTED = 130
+_LINE_EVERY_S = 0.5
+
+
+def run(options: BenchOptions) -> int:
+    """Run the benchmark and show it; returns the exit code."""
+    errors = console.console(stderr=True)
+    errors.print(_announcement(options))
+    with (_bar if errors.is_terminal else _lines)(errors) as show:
+        result = run_bench(options, show)
+    report(result, errors if options.json else console.console(stderr=False))
+    if result.interrupted:
+        errors.print("polyarm: interrupted; the figures cover what ran until then")
+    if options.json:
+        print(json.dumps(result.to_dict()))
+    return _INTERRUPTED if result.interrupted else 0
+
+
+def report(result: BenchResult, out: Console) -> None:
+    """Print the closing table, and the split if there is one."""
+    table = console.table("measured", "value", "")
+    table.columns[1].justify = "right"
+    for name, value, remark in _rows(result):
+        table.add_row(name, value, escape(remark), style="red" if name == "errors" else None)
+    out.print()
+    out.print(table)
+    if result.profile is not None:
+        out.print()
+        _print_split(result.profile, out)
+
+
+@contextmanager
+def _bar(errors: Console) -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, redrawn in place."""
+    columns = (
+        TextColumn("{task.percentage:>3.0f}%"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Bar(*columns, console=errors, transient=True) as bar:
+        task = bar.add_task("starting …", total=None)
+
+        def show(now: Progress) -> None:
+            bar.update(task, total=now.total_steps, completed=now.steps, description=_status(now))
+
+        yield show
+
+
+@contextmanager
+def _lines(errors: Console) -> Iterator[Callable[[Progress], None]]:
+    """Plain lines for files and pipes, as many as a person can read."""
+    shown_at = 0.0
+
+    def show(now: Progress) -> None:
+        nonlocal shown_at
+        moment = time.monotonic()
+        if moment - shown_at >= _LINE_EVERY_S or now.steps >= now.total_steps:
+            shown_at = moment
+            errors.print(f"steps={now.steps}/{now.total_steps} {_status(now)}", soft_wrap=True)
+
+    yield show
+
+
+def _announcement(options: BenchOptions) -> str:
+    frames = "no frames"
+    if options.renders:
+        height, width = options.image_size
+        frames = f"{', '.join(options.cameras)} at {height}×{width}"
+    return (
+        f"bench {escape(options.task)}: {options.num_envs} envs, {options.max_steps} steps each,"
+        f" {options.action_chunk} per call, {frames}"
+    )
+
+
+def _status(now: Progress) -> str:
+    text = (
+        f"chunk={now.call} exec_s={now.exec_s:.4f} ipc_s={now.ipc_s:.4f} done={now.done}"
+        f" return={_return(now.average_return, now.running_return)} {now.steps_per_s:,.0f} steps/s"
+    )
+    return f"{text} errors={now.errors}" if now.errors else text
+
+
+def _return(average: float | None, running: float) -> str:
+    return f"{average:.2f}" if average is not None else f"{running:.2f} (running)"
+
+
+def _rows(result: BenchResult) -> list[tuple[str, str, str]]:
+    options = result.options
+    workers = f"{result.num_workers} workers" if result.num_workers else "in this process"
+    rows = [
+        ("env-steps/s", f"{result.env_steps_per_s:,.0f}", f"{result.env_steps:,} steps"),
+        ("frames/s", f"{result.frames_per_s:,.1f}", f"{result.frames:,} frames, {result.renderer}"),
+        ("episodes", f"{result.episodes:,}", "finished"),
+        ("success rate", _percent(result.success_rate), "of the finished episodes"),
+        ("average return", _return(result.average_return, result.running_return), ""),
+        ("latency p50", f"{result.latency_p50_s * 1e3:.2f} ms", f"{result.calls:,} calls"),
+        ("latency p99", f"{result.latency_p99_s * 1e3:.2f} ms", f"of {options.action_chunk} steps"),
+        ("start-up", f"{result.startup_s:.2f} s", "to the first observation"),
+        ("PSS per env", f"{result.pss_nbytes_per_env / 2**20:.1f} MiB", workers),
+    ]
+    if result.errors:
+        rows.append(("errors", str(result.errors), "episodes cut short, not counted above"))
+    return rows
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _print_split(split: TimingSplit, out: Console) -> None:
+    wall_s = split.build + split.env_call
+    table = console.table("where", "part", "seconds", "share", title="timing")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    where = {"build": "main", "env_call": "main", "ipc": "between"}
+    for name in split.__slots__:
+        seconds = getattr(split, name)
+        place = where.get(name, "critical worker")
+        share = seconds / wall_s if wall_s else 0.0
+        table.add_row(place, name, f"{seconds:.4f}", f"{share:.1%}")
+    table.add_row("wall", "build + env_call", f"{wall_s:.4f}", "100.0%", style="bold")
+    out.print(table)
+    out.print("env_call is the sum of the critical worker's parts and ipc.")

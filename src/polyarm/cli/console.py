@@ -1,0 +1,25 @@
+"""Where the commands write: as wide as the terminal, or wide enough for a file."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+_FILE_WIDTH = 160
+
+
+def console(*, stderr: bool) -> Console:
+    """A console on stdout or stderr that marks nothing up by guessing."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _FILE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+
+
+def table(*headings: str, title: str | None = None) -> Table:
+    """A table in the house's look."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, overflow="fold")
+    return made

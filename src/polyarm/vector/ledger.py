@@ -1,0 +1,142 @@
+"""Who has ended, who is pending, who is being reset, and where last observations lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.errors import InvalidCall, SlotError
+from polyarm.vector.engine import Engine
+from polyarm.vector.episodes import Episodes
+from polyarm.vector.layout import Array
+from polyarm.vector.ring import Ring
+from polyarm.vector.slot import Autoreset
+
+Slots = NDArray[np.intp]
+
+
+class Ledger:
+    """The state of all slots as the trainer knows it.
+
+    Args:
+        num_envs: Number of slots.
+        autoreset: What happens after an episode's end.
+        engine: Told when a slot finishes an episode.
+        ring: Where flags are read.
+        episodes: Told when a slot is reset or fails.
+    """
+
+    def __init__(
+        self, num_envs: int, autoreset: Autoreset, engine: Engine, ring: Ring, episodes: Episodes
+    ) -> None:
+        self._num_envs = num_envs
+        self._autoreset = autoreset
+        self._engine = engine
+        self._ring = ring
+        self._episodes = episodes
+        self.all: Slots = np.arange(num_envs, dtype=np.intp)
+        self.pending: dict[int, int | None] = {}
+        self.ended: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
+        self._resetting: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
+        self._unbegun = set(range(num_envs))
+        self._eventful = True
+        self._last_row: Slots = np.zeros(num_envs, np.intp)
+        self._last_chunk = list(ring.slot_chunk)
+
+    def idle(self, slots: Sequence[int] | Slots | None, what: str) -> Slots:
+        """The slots as an array, or a refusal if they can't take a command now."""
+        chosen = self.all if slots is None else np.asarray(slots, np.intp).reshape(-1)
+        if len(chosen) == 0 or len(np.unique(chosen)) != len(chosen):
+            raise InvalidCall(f"{what} needs distinct slots, found {chosen.tolist()}")
+        if chosen.min() < 0 or chosen.max() >= self._num_envs:
+            raise InvalidCall(
+                f"{what}: slots are 0 to {self._num_envs - 1}, found {chosen.tolist()}"
+            )
+        if busy := [slot for slot in chosen.tolist() if slot in self.pending]:
+            raise InvalidCall(f"{what}: slots {busy} have not been received since their last send")
+        return chosen
+
+    def require_none_pending(self, what: str) -> None:
+        """Refuse a lockstep call while slots are on their own."""
+        if self.pending:
+            raise InvalidCall(
+                f"{what} with sends pending: receive slots {sorted(self.pending)} first"
+            )
+
+    def require_steppable(self, slots: Slots) -> None:
+        """Refuse steps before the first reset, and after an end that nobody resets."""
+        if self._unbegun and not self._unbegun.isdisjoint(slots.tolist()):
+            raise InvalidCall("call reset() first")
+        if self._autoreset == "disabled" and self.ended[slots].any():
+            raise InvalidCall(
+                f"slots {slots[self.ended[slots]].tolist()} have ended and autoreset is disabled:"
+                f" reset them with options={{'reset_mask': …}}"
+            )
+
+    def commanded(self, slots: Slots | None, *, reset: bool) -> None:
+        """Note a command: a step of an ended slot is a reset."""
+        if reset or self._eventful:
+            index = self._index(slots)
+            self._resetting[index] = True if reset else self.ended[index]
+            self._eventful = True
+
+    def fail(self, slot: int, chunk: int) -> None:
+        """Give a failed slot its last complete observation."""
+        row = int(self._ring.slot_row[slot])
+        self._ring.fail(slot, row, int(self._last_row[slot]), self._last_chunk[slot], chunk)
+
+    def settle(
+        self, slots: Slots | None, rows: Slots | int, failures: Mapping[int, SlotError]
+    ) -> tuple[Array, Array]:
+        """Enter what slots, or all of them, have answered.
+
+        Returns:
+            Copies of the flags (terminated, truncated, frame_valid), ``(3, n)``, and of the steps.
+        """
+        flags, steps = self._ring.flags(slots, rows)
+        self._last_row[self._index(slots)] = rows
+        if slots is None:
+            self._last_chunk = self._ring.slot_chunk
+        else:
+            self._last_chunk = list(self._ring.slot_chunk)
+        # Most steps neither end nor start an episode: one look at the bytes tells.
+        if self._eventful or failures or b"\1" in flags[:2].tobytes():
+            self._enter_events(self.all if slots is None else slots, flags, failures)
+        return flags, steps
+
+    def _enter_events(self, slots: Slots, flags: Array, failures: Mapping[int, SlotError]) -> None:
+        ended = flags[0] | flags[1]
+        resetting = self._resetting[slots]
+        for slot in failures:
+            self._episodes.failed(slot, resetting=bool(self._resetting[slot]))
+            ended[slots == slot] = resetting[slots == slot] = False
+        if resetting.any():
+            self._episodes.consumed(slots[resetting])
+        if ended.any():
+            for slot in slots[ended].tolist():
+                self._engine.finished_episode(slot)
+            if self._autoreset == "same_step":
+                self._episodes.consumed(slots[ended])
+                ended[:] = False
+        self.ended[slots] = ended
+        for slot in failures:
+            self.ended[slot] = True
+        self._unbegun.difference_update(slots.tolist())
+        self._resetting[slots] = False
+        self._eventful = bool(self.ended.any() or self._resetting.any() or self._unbegun)
+
+    @staticmethod
+    def _index(slots: Slots | None) -> Slots | slice:
+        return slice(None) if slots is None else slots
+
+    def switched(self, slots: Slots) -> None:
+        """Note that these slots hold new envs, which must be reset."""
+        self.ended[slots] = True
+        self._eventful = True
+
+    def rewound(self) -> None:
+        """Note that every slot's observation was carried to row 0."""
+        self._last_row[:] = 0
+        self._last_chunk = list(self._ring.slot_chunk)

@@ -1,0 +1,277 @@
+"""Worker lives: started, watched, judged, replaced.
+
+A worker's bytes are given to a successor only after the fork server has reported it reaped.
+Deadlines apply to each env call, by what the worker itself last wrote on the board.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
+from polyarm.vector import failures
+from polyarm.vector.board import Board, Doing, Phase
+from polyarm.vector.channel import Message
+from polyarm.vector.launcher import ForkServerProcess
+from polyarm.vector.signals import Doorbell
+from polyarm.vector.slot import SlotSettings
+from polyarm.vector.worker import SlotPlan, WorkerPlan
+from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
+
+log = logging.getLogger("polyarm")
+
+_LAST_WORDS_S = 0.5
+_UNKILLABLE_S = 10.0
+
+
+class Supervisor:
+    """Keeps every worker alive, or says why it can't.
+
+    Args:
+        server: The fork server.
+        board: Where workers write what they are doing.
+        workers: Their states, by index.
+        plans: What each slot holds; the owner changes it in place.
+        settings: What all slots share.
+        options: How workers are started and supervised.
+        owed: Gives the slots that wait for an answer of a worker, and forgets them.
+        answer: Delivers an answer to a slot, with its error if it failed.
+        launched: Called when a new generation can be rung.
+    """
+
+    def __init__(  # noqa: PLR0913  wired up once, by the engine
+        self,
+        server: ForkServerProcess,
+        board: Board,
+        workers: Sequence[WorkerState],
+        plans: list[SlotPlan],
+        settings: SlotSettings,
+        options: WorkerOptions,
+        *,
+        owed: Callable[[WorkerState], list[int]],
+        answer: Callable[[int, SlotError | None], None],
+        launched: Callable[[WorkerState], None],
+    ) -> None:
+        self._server = server
+        self._board = board
+        self._workers = workers
+        self._plans = plans
+        self._settings = settings
+        self._options = options
+        self._owed = owed
+        self._answer = answer
+        self._launched = launched
+        self._events: deque[Message] = deque()
+        self._strikes = [0] * settings.num_envs
+        self._cpus = sorted(os.sched_getaffinity(0))
+        self.starting = True
+        self.fatal: WorkerError | None = None
+        self.lost: dict[int, SlotError] = {}
+
+    def launch(self, worker: WorkerState) -> None:
+        """Ask for the worker's next generation; it may be rung at once."""
+        worker.generation += 1
+        worker.sequence += 1
+        worker.ready_sequence = worker.sequence
+        worker.doorbell = Doorbell()
+        worker.stage = Stage.STARTING
+        self._board.workers[worker.index] = 0
+        options = self._options
+        plan = WorkerPlan(
+            worker=worker.index,
+            generation=worker.generation,
+            sequence=worker.sequence,
+            slots=tuple(self._plans[slot] for slot in worker.slots),
+            settings=self._settings,
+            entropy=options.entropy,
+            cpu=self._cpus[worker.index % len(self._cpus)] if options.pin else None,
+        )
+        self._server.start_worker(
+            plan, worker.doorbell.fd, options.mode, options.environment, options.build_timeout_s
+        )
+        self._launched(worker)
+
+    def retire(self, worker: WorkerState, *, kill: bool = False) -> None:
+        """Expect a worker to leave, or make it; its end is then no failure."""
+        worker.stage, worker.leaving = Stage.ENDING, True
+        worker.rung_at = time.monotonic()
+        if kill:
+            worker.signal(signal.SIGKILL)
+
+    def works(self, slot: int) -> None:
+        """Note that a slot has finished an episode: its failures are no longer consecutive."""
+        self._strikes[slot] = 0
+
+    def receive(self) -> None:
+        """Take the fork server's events; call when its channel is readable."""
+        self._events.extend(self._server.receive())
+
+    def handle_events(self, before_death: Callable[[], None]) -> None:
+        """Act on events; ``before_death`` collects what a worker finished before it died."""
+        while self._events:
+            event = self._events.popleft()
+            if event["event"] == "tail":
+                continue
+            worker = self._workers[event["worker"]]
+            if event["generation"] != worker.generation:
+                for fd in event["fds"]:
+                    os.close(fd)
+                continue
+            if event["event"] == "started":
+                self._on_started(worker, event)
+                continue
+            before_death()
+            if event["event"] == "ended":
+                self._on_ended(worker, event)
+            elif event["event"] == "failed":
+                slots = [self._plans[slot] for slot in worker.slots]
+                errors = {p.index: failures.from_failed_start(event, p) for p in slots}
+                self.fail(worker, errors)
+                self._replace(worker)
+            elif event["event"] == "threads":
+                self._fall_back(event["threads"])
+                worker.deferred += self._owed(worker)
+                self._replace(worker)
+
+    def built(
+        self, worker: WorkerState, failed: Iterable[int], letters: Mapping[int, Message]
+    ) -> None:
+        """A worker has reported its build: it is ready, or a slot's env could not be built."""
+        for slot in failed:
+            error = self.raised(worker, slot, Phase.BUILD, letters[slot])
+            shared = replace(error, kind="collateral", stack="", stderr="")
+            errors = {other: replace(shared, slot=other) for other in worker.slots}
+            self.retire(worker)
+            self.fail(worker, {**errors, slot: error})
+            return
+        worker.stage = Stage.READY
+        if worker.switching:
+            worker.switching = False
+            self._answer(worker.slots[0], None)
+
+    def raised(self, worker: WorkerState, slot: int, phase: Phase, letter: Message) -> SlotError:
+        """The error of an env that raised, from its worker's letter."""
+        step = int(self._board.workers[worker.index, Doing.STEP])
+        stderr = self._tail(worker)
+        return failures.from_letter(letter, self._plans[slot], phase, step, worker.pid, stderr)
+
+    def strike(self, error: SlotError) -> None:
+        """Charge a slot with a failure; too many in a row are fatal."""
+        self._strikes[error.slot] += 1
+        count, allowed = self._strikes[error.slot], self._options.max_restarts
+        if self.starting:
+            self.fatal = BuildError(f"could not build {error.task}: {error}")
+        elif count > allowed:
+            self.fatal = WorkerDied(
+                f"gave up after {count} failures in a row (max_restarts={allowed}): {error}"
+            )
+        else:
+            log.warning("restarting %s", error)
+
+    def fail(self, worker: WorkerState, errors: Mapping[int, SlotError]) -> None:
+        """Answer slots that wait with their errors; keep the errors of idle slots for later."""
+        waiting = set(self._owed(worker))
+        if worker.switching:
+            worker.switching = False
+            waiting.update(worker.slots)
+        for slot, error in errors.items():
+            if slot in waiting:
+                self._answer(slot, error)
+            else:
+                self.lost[slot] = error
+            if error.kind != "collateral":
+                self.strike(error)
+
+    def check_deadlines(self, now: float, busy: set[int]) -> None:
+        """Kill workers that are overdue; ``busy`` are those that owe an answer."""
+        for worker in self._workers:
+            if not worker.pid:
+                continue
+            if worker.kill_at is None:
+                if worker.index in busy or worker.leaving or worker.stage is Stage.STARTING:
+                    self._check_call(worker, now)
+            elif worker.give_up_at is not None:
+                if now > worker.give_up_at and worker.stage is not Stage.LOST:
+                    self._give_up(worker)
+            elif now > worker.kill_at:
+                worker.signal(signal.SIGKILL)
+                worker.give_up_at = now + _UNKILLABLE_S
+
+    def _on_started(self, worker: WorkerState, event: Message) -> None:
+        worker.pid = event["pid"]
+        worker.pidfd = event["fds"][0] if event["fds"] else -1
+        worker.rung_at = time.monotonic()
+        if worker.leaving:
+            worker.signal(signal.SIGKILL)
+
+    def _on_ended(self, worker: WorkerState, event: Message) -> None:
+        if not worker.leaving:
+            errors = failures.from_death(worker, event, self._board, self._plans, self._options)
+            self.fail(worker, errors)
+        worker.deferred += [slot for slot in self._owed(worker) if not worker.closing]
+        self._replace(worker)
+
+    def _replace(self, worker: WorkerState) -> None:
+        closing = worker.closing
+        worker.forget_process()
+        worker.stage = Stage.ENDING
+        if self.fatal is not None:
+            worker.stage = Stage.LOST
+        elif not closing:
+            self.launch(worker)
+
+    def _check_call(self, worker: WorkerState, now: float) -> None:
+        doing = self._board.workers[worker.index]
+        phase = int(doing[Doing.PHASE])
+        since = int(doing[Doing.SINCE_NS]) / 1e9
+        if phase == Phase.IDLE:
+            since = max(since, worker.rung_at)
+            phase = Phase.BUILD if worker.stage is Stage.STARTING else Phase.STEP
+        if now - since > self._options.limit_s(phase):
+            worker.hung = not worker.leaving
+            worker.signal(signal.SIGABRT)  # faulthandler writes the stack, then the process dies
+            worker.kill_at = now + _LAST_WORDS_S
+
+    def _give_up(self, worker: WorkerState) -> None:
+        warnings.warn(
+            f"worker {worker.index} (pid {worker.pid}) does not die of SIGKILL; leaving it behind",
+            ResourceWarning,
+            stacklevel=2,
+        )
+        worker.stage = Stage.LOST
+        self.fatal = WorkerDied(
+            f"worker {worker.index} (pid {worker.pid}, slots {list(worker.slots)},"
+            f" {self._plans[worker.slots[0]].spec.name}) cannot be killed"
+        )
+
+    def _fall_back(self, threads: int) -> None:
+        if self._options.mode != "never":
+            warnings.warn(
+                f"importing this env starts {threads} threads, so workers cannot be forked safely;"
+                f" starting fresh interpreters instead (slower; start='fresh' silences this)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            self._options = replace(self._options, mode="never")
+
+    def _tail(self, worker: WorkerState) -> str:
+        """The worker's last stderr lines, from the fork server, which never runs user code."""
+        self._server.send({"op": "tail", "worker": worker.index, "generation": worker.generation})
+        poll = select.poll()
+        poll.register(self._server.channel.fileno(), select.POLLIN)
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            if poll.poll(100):
+                for event in self._server.receive():
+                    if event["event"] == "tail":
+                        return str(event["stderr"])
+                    self._events.append(event)
+        return ""

@@ -1,0 +1,265 @@
+"""Workers that die: of a signal, by leaving, of too much memory; in every phase of their life."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import polyarm
+from polyarm.testing import (
+    CountingEnv,
+    HangingEnv,
+    LeakingEnv,
+    SegfaultingEnv,
+    SlowEnv,
+)
+from polyarm.vector.board import Phase
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def counting():
+    return CountingEnv(length=10)
+
+
+class LeavingEnv(CountingEnv):
+    """Leaves the process in step 2, once."""
+
+    def __init__(self, path, leave):
+        super().__init__()
+        self.path, self.leave = path, leave
+
+    def step(self, action):
+        if self.step_number == 1 and not os.path.exists(self.path):
+            open(self.path, "w").close()
+            self.leave()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("start", ["built", "imports", "fresh"])
+def test_a_worker_killed_in_mid_step_is_replaced_and_its_slot_goes_on(probe, tmp_path, start):
+    once = str(tmp_path / "once")
+    tasks = [counting, lambda: HangingEnv(at=3, only_first=once), counting]
+    with polyarm.make_vec(tasks, num_envs=3, start=start) as envs:
+        look = probe(envs)
+        envs.reset(seed=5)
+        for _ in range(2):
+            before, *_ = envs.step(look.actions())
+        before = {key: value.copy() for key, value in before.items()}
+        envs.send(look.actions())
+        look.wait_for_phase(1, Phase.STEP)
+        victim = look.pid(1)
+        os.kill(victim, signal.SIGKILL)
+        ready = envs.recv(3)
+        place = int(np.flatnonzero(ready.slots == 1)[0])
+        error = ready.info["error"][place]
+        assert (error.kind, error.phase, error.signal) == ("died", "step", "SIGKILL")
+        assert (error.slot, error.pid) == (1, victim)
+        assert ready.truncated[place]
+        assert not ready.terminated[place]
+        assert ready.rewards[place] == 0
+        assert ready.info["steps"][place] == 0
+        assert np.array_equal(ready.obs["state"][place], before["state"][1])
+        for other in set(range(3)) - {place}:
+            assert ready.info["error"][other] is None
+            assert ready.rewards[other] == 3
+        obs, rewards, terminated, truncated, info = envs.step(look.actions())
+        assert info["steps"].tolist() == [1, 0, 1]
+        assert obs["state"][1, 1] == 0
+        assert not (terminated | truncated).any()
+        obs, rewards, *_ = envs.step(look.actions())
+        assert rewards.tolist() == [5, 1, 5]
+        assert look.pid(1) != victim
+
+
+def test_a_worker_killed_while_idle_costs_its_slot_an_episode(probe):
+    with polyarm.make_vec(counting, num_envs=3) as envs:
+        look = probe(envs)
+        envs.reset(seed=1)
+        envs.step(look.actions())
+        os.kill(look.pid(2), signal.SIGKILL)
+        _, rewards, _, truncated, info = envs.step(look.actions())
+        assert truncated.tolist() == [False, False, True]
+        assert rewards.tolist() == [2, 2, 0]
+        assert info["error"][2].signal == "SIGKILL"
+        assert info["error"][2].phase == "idle"
+        obs, *_ = envs.step(look.actions())
+        assert obs["state"][:, 1].tolist() == [3, 3, 0]
+
+
+def test_a_worker_that_dies_between_episodes_is_reseeded_like_any_restarted_env(probe):
+    with polyarm.make_vec(lambda: CountingEnv(length=2), num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset(seed=7)
+        envs.step(look.actions())
+        envs.step(look.actions())
+        os.kill(look.pid(0), signal.SIGKILL)
+
+        def noticed():
+            envs.send(look.actions()[1:], [1])
+            envs.recv(1)
+            return 0 in look.engine.lost
+
+        look.wait_until(noticed)
+        for _ in range(3):
+            envs.send(look.actions()[:1], [0])
+            ready = envs.recv(1)
+            if "error" not in ready.info:
+                break
+        assert ready.info["steps"].tolist() == [0]
+        assert ready.info["seed"][0] not in (-1, 7), "reset without a seed of its own"
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_worker_killed_in_reset_is_replaced_within_the_same_reset(probe, tmp_path, explicit):
+    once = str(tmp_path / "once")
+    with polyarm.make_vec(
+        [counting, lambda: HangingEnv(where="reset", at=1, only_first=once)], num_envs=2
+    ) as envs:
+        look = probe(envs)
+        if explicit:
+            envs.send_reset(seed=3)
+            look.wait_for_phase(1, Phase.RESET)
+            os.kill(look.pid(1), signal.SIGKILL)
+            ready = envs.recv(2)
+            error = ready.info["error"][int(np.flatnonzero(ready.slots == 1)[0])]
+            assert (error.phase, error.signal) == ("reset", "SIGKILL")
+            return
+        victim = look.pid(1)
+        killer = os.fork()
+        if killer == 0:
+            try:
+                look.wait_for_phase(1, Phase.RESET)
+                os.kill(victim, signal.SIGKILL)
+            finally:
+                os._exit(0)
+        obs, _ = envs.reset(seed=3)
+        os.waitpid(killer, 0)
+        assert obs["state"][:, 0].tolist() == [3, 4]
+        _, rewards, *_ = envs.step(look.actions())
+        assert rewards.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("start", ["imports", "fresh"])
+def test_a_worker_killed_during_its_first_build_is_a_build_error(probe, tmp_path, start):
+    pid_file = tmp_path / "pid"
+
+    def build():
+        pid_file.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(polyarm.errors.BuildError, match="SIGKILL"):
+        polyarm.make_vec(build, num_envs=2, start=start)
+
+
+def test_a_segfault_shows_its_signal_and_its_stack(probe, tmp_path):
+    once = str(tmp_path / "once")
+    with polyarm.make_vec(lambda: SegfaultingEnv(at=2, only_first=once), num_envs=1) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.step(look.actions())
+        _, _, _, truncated, info = envs.step(look.actions())
+        error = info["error"][0]
+        assert truncated[0]
+        assert (error.kind, error.signal, error.phase) == ("died", "SIGSEGV", "step")
+        assert "Segmentation fault" in error.stack
+        assert "failing.py" in error.stack
+        assert "in fail" in error.stack
+        assert "SIGSEGV" in str(error)
+
+
+def test_a_segfault_in_a_forked_builder_says_so(probe):
+    with pytest.raises(polyarm.errors.BuildError, match="Segmentation fault"):
+        polyarm.make_vec(lambda: SegfaultingEnv(where="constructor"), num_envs=2, start="built")
+
+
+@pytest.mark.parametrize("number", [40, signal.SIGTERM, signal.SIGINT, signal.SIGRTMAX])
+def test_any_signal_can_end_a_worker_even_one_without_a_name(probe, number):
+    with polyarm.make_vec(counting, num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset()
+        os.kill(look.pid(0), number)
+        info = envs.step(look.actions())[-1]
+        error = info["error"][0]
+        assert error is not None
+        assert error.signal
+        envs.step(look.actions())
+        _, rewards, *_ = envs.step(look.actions())
+        assert rewards[0] == 1
+
+
+def test_a_stopped_worker_is_killed_and_replaced(probe):
+    with polyarm.make_vec(counting, num_envs=2, step_timeout_s=0.5) as envs:
+        look = probe(envs)
+        envs.reset()
+        os.kill(look.pid(1), signal.SIGSTOP)
+        began = time.monotonic()
+        _, rewards, _, truncated, info = envs.step(look.actions())
+        assert time.monotonic() - began < 3
+        assert truncated.tolist() == [False, True]
+        assert rewards.tolist() == [1, 0]
+        assert info["error"][1].kind == "hung"
+        assert envs.step(look.actions())[-1]["steps"].tolist() == [1, 0]
+        assert envs.step(look.actions())[-1]["steps"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("start", ["built", "fresh"])
+def test_os_exit_in_a_step_is_a_death(probe, tmp_path, start):
+    path = str(tmp_path / "once")
+    with polyarm.make_vec(
+        lambda: LeavingEnv(path, lambda: os._exit(0)), num_envs=1, start=start
+    ) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.step(look.actions())
+        info = envs.step(look.actions())[-1]
+        assert info["error"][0].kind == "died"
+        assert "exit status 0" in info["error"][0].message
+        envs.step(look.actions())
+        assert envs.step(look.actions())[1][0] == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sys_exit_in_a_step_is_an_exception_like_any_other(probe, tmp_path, workers):
+    path = str(tmp_path / "once")
+    with polyarm.make_vec(
+        [lambda: LeavingEnv(path, sys.exit), counting], num_envs=2, num_workers=workers
+    ) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.step(look.actions())
+        info = envs.step(look.actions())[-1]
+        assert info["error"][0].kind == "exception"
+        assert info["error"][0].error_class == "SystemExit"
+        assert info["error"][1] is None
+        envs.step(look.actions())
+        assert envs.step(look.actions())[1].tolist() == [1, 4]
+
+
+def test_a_worker_that_outgrows_its_memory_is_replaced(probe, tmp_path):
+    once = str(tmp_path / "once")
+
+    def leaking():
+        return LeakingEnv(mb_per_step=64, only_first=once, length=100000)
+
+    tasks = [leaking, lambda: SlowEnv(step_s=0.05, length=100000)]
+    with polyarm.make_vec(tasks, num_envs=2, memory_limit=400 << 20) as envs:
+        look = probe(envs)
+        envs.reset()
+
+        def memory_error(result):
+            info = result[-1]
+            return info["error"][0] if "error" in info else None
+
+        error = look.step_until(memory_error, steps=60)
+        assert error.kind == "memory"
+        assert error.signal == "SIGKILL"
+        assert "memory_limit" in error.message
+        assert envs.step(look.actions())[-1]["steps"].tolist() == [0, 1]
+        assert envs.step(look.actions())[-1]["steps"].tolist() == [1, 1]
