@@ -13,7 +13,9 @@ def descendants(root: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):  # it ended meanwhile
-                state, parent = Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+                state, parent = (
+                    Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+                )
                 if state != "Z":
                     children.setdefault(int(parent), []).append(int(entry))
     found: list[int] = []

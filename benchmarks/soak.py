@@ -121,9 +121,7 @@ def live(task: str, dice: random.Random, findings: Findings, until: float) -> No
         findings.problems.append(f"left behind after close(): {', '.join(left)}")
 
 
-def fire(
-    envs: polyarm.VectorEnv, dice: random.Random, findings: Findings, until: float
-) -> None:
+def fire(envs: polyarm.VectorEnv, dice: random.Random, findings: Findings, until: float) -> None:
     """Step in every way there is while workers are hit."""
     hit_at = time.monotonic()
     while time.monotonic() < until:

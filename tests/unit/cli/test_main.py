@@ -1,0 +1,189 @@
+"""The command teaches, answers and fails in words; its exit code says which."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from polyarm import __version__, registry
+from polyarm.cli import suites
+from polyarm.cli.main import main
+from polyarm.contracts import Requirement
+
+BENCH = ["bench", "--task", "toy/count-3", "--num-envs", "2", "--max-steps", "6"]
+
+
+def polyarm(*arguments, capsys):
+    """Exit code, stdout and stderr of a command line."""
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    return leaving.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_shows_the_commands_with_examples(arguments, capsys):
+    code, out, _ = polyarm(*arguments, capsys=capsys)
+    assert code == 0
+    for words in ("bench", "suites", "examples:", "--version"):
+        assert words in out
+
+
+def test_help_of_bench_shows_every_option_and_examples(capsys):
+    code, out, _ = polyarm("bench", "--help", capsys=capsys)
+    assert code == 0
+    assert "polyarm bench --task metaworld/reach-v3" in out
+    for option in (
+        "task", "num-envs", "num-workers", "max-steps", "action-chunk", "no-rgb", "fast",
+        "cameras", "image-size", "copy-obs", "profile-timing", "json", "seed", "display",
+    ):  # fmt: skip
+        assert f"--{option} " in out
+
+
+def test_help_imports_neither_the_engine_nor_a_simulator():
+    code = (
+        "import sys\n"
+        "from polyarm.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(bool({'numpy', 'gymnasium', 'polyarm.vector.make'} & set(sys.modules)))"
+    )
+    run = [sys.executable, "-c", code]
+    subprocess.run(run, check=True, timeout=30, stdout=subprocess.DEVNULL)
+
+
+def test_the_version_is_the_package_s(capsys):
+    assert polyarm("--version", capsys=capsys) == (0, f"polyarm {__version__}\n", "")
+
+
+def test_an_unknown_command_is_refused(capsys):
+    code, out, err = polyarm("bnch", capsys=capsys)
+    assert code == 2
+    assert "bnch" in out + err
+
+
+def test_bench_closes_with_a_table(capsys):
+    code, out, err = polyarm(*BENCH, capsys=capsys)
+    assert code == 0
+    for row in ("env-steps/s", "frames/s", "episodes", "success rate", "latency p50",
+                "latency p99", "start-up", "PSS per env"):  # fmt: skip
+        assert row in out
+    assert "exec_s=" in err
+    assert "ipc_s=" in err
+    assert "done=4" in err
+    assert "return=6.00" in err
+
+
+def test_the_timing_split_is_shown_when_asked_for(capsys):
+    _, out, _ = polyarm(*BENCH, "--profile-timing", capsys=capsys)
+    for part in ("build", "env_call", "sim", "frames", "obs", "video", "toggle", "other", "ipc"):
+        assert part in out
+
+
+def test_underscores_are_as_good_as_dashes(capsys):
+    arguments = [
+        "bench", "--task", "toy/count-3", "--num_envs", "3", "--max_steps", "4", "--action_chunk",
+        "2", "--image_size", "8", "16", "--cameras", "front", "wrist", "--copy_obs",
+        "--profile_timing", "--no_rgb", "--json",
+    ]  # fmt: skip
+    code, out, _ = polyarm(*arguments, capsys=capsys)
+    assert code == 0
+    options = json.loads(out)["options"]
+    assert options["num_envs"] == 3
+    assert options["image_size"] == [8, 16]
+    assert options["cameras"] == ["front", "wrist"]
+    assert options["copy_obs"] is options["no_rgb"] is True
+
+
+def test_with_json_stdout_is_one_object_and_the_rest_goes_to_stderr(capsys):
+    code, out, err = polyarm(*BENCH, "--json", capsys=capsys)
+    assert code == 0
+    assert out.count("\n") == 1
+    assert json.loads(out)["env_steps"] == 12
+    assert "env-steps/s" in err
+
+
+@pytest.mark.parametrize(
+    ("task", "closest"),
+    [("metaworld/reech-v3", "metaworld/reach-v3"), ("metaword/reach-v3", "metaworld")],
+)
+def test_an_unknown_task_names_the_closest_ones(task, closest, capsys):
+    code, out, err = polyarm("bench", "--task", task, capsys=capsys)
+    assert code == 2
+    assert f"did you mean '{closest}'" in err
+    assert "Traceback" not in out + err
+
+
+def test_an_error_has_a_traceback_only_for_debugging(capsys, monkeypatch):
+    monkeypatch.setenv("POLYARM_DEBUG", "1")
+    code, _, err = polyarm("bench", "--task", "toy/none", capsys=capsys)
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_an_env_that_cannot_be_built_is_one_message(capsys):
+    code, out, err = polyarm("bench", "--task", "gym/os:Missing-v0", capsys=capsys)
+    assert code == 2
+    assert "could not build" in err
+    assert "Traceback" not in out + err
+    assert "POLYARM_DEBUG=1" in err
+
+
+def test_ctrl_c_shows_what_was_measured(capsys):
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 1.5)
+    arguments = ["bench", "--task", "toy/count-3", "--num-envs", "2", "--max-steps", "100000000"]
+    code, out, err = polyarm(*arguments, capsys=capsys)
+    assert code == 130
+    assert "interrupted" in err
+    assert "env-steps/s" in out
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = [sys.executable, "-m", "polyarm", "suites", "gym"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        run = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert run.returncode == 141
+    assert run.stderr == b""
+
+
+def test_suites_lists_what_there_is_and_what_it_needs(capsys):
+    code, out, _ = polyarm("suites", capsys=capsys)
+    assert code == 0
+    for name in registry.suite_names():
+        assert name in out
+    assert "gymnasium" in out
+    assert "50" in out
+
+
+def test_suites_shows_how_to_get_what_is_missing(capsys, monkeypatch):
+    suite = registry.load("metaworld")
+    missing = [Requirement("metaworld", None, "pip install 'polyarm[metaworld]'")]
+    monkeypatch.setattr(type(suite), "requirements", lambda _: missing)
+    suites.run(None)
+    out = capsys.readouterr().out
+    assert "metaworld: missing" in out
+    assert "pip install 'polyarm[metaworld]'" in out
+
+
+def test_suites_lists_the_tasks_of_one(capsys):
+    code, out, _ = polyarm("suites", "metaworld", capsys=capsys)
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("metaworld/reach-v3 "))
+    assert "Reach a goal position" in line
+    assert "mt10" in line
+    assert "metaworld/ml45-test" in out
+
+
+def test_an_unknown_suite_names_the_closest_one(capsys):
+    code, _, err = polyarm("suites", "metawrld", capsys=capsys)
+    assert code == 2
+    assert "did you mean 'metaworld'" in err
