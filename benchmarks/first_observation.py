@@ -1,4 +1,4 @@
-"""One measurement of startup.py, in a trainer of its own: ``first_observation.py <who> <num envs>``.
+"""One measurement of startup.py, in a trainer of its own: who and how many envs are its arguments.
 
 The clock starts when the trainer has imported NumPy, Gymnasium and the vector env it uses, but no
 simulator, and stops at the first observation. AsyncVectorEnv imports the simulator into the

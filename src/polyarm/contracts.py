@@ -122,7 +122,7 @@ class Suite(Protocol):
         ...
 
     def check(self, spec: EnvSpec) -> EnvSpec:
-        """Validate task, cameras and options; return the spec with all defaults filled in (*trainer*).
+        """Validate task, cameras and options; return the spec with defaults filled in (*trainer*).
 
         Raises:
             polyarm.errors.UnknownName: With the closest valid names.
@@ -171,5 +171,5 @@ class SuiteEnv(Protocol):
     max_steps: int
 
     def terminal_frame(self) -> Mapping[str, NDArray[np.uint8]] | None:
-        """The frames (``"pixels/<camera>"`` → image) the last step would have delivered, or None."""
+        """The frames (``"pixels/<camera>"`` → image) the last step would have given, or None."""
         ...

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -36,7 +37,7 @@ class LeavingEnv(CountingEnv):
         self.path, self.leave = path, leave
 
     def step(self, action):
-        if self.step_number == 1 and not os.path.exists(self.path):
+        if self.step_number == 1 and not Path(self.path).exists():
             open(self.path, "w").close()
             self.leave()
         return super().step(action)

@@ -37,7 +37,7 @@ class RaisingNoisyEnv(NoisyEnv):
 
     def step(self, action):
         self.steps += 1
-        if self.steps == self.at and not os.path.exists(self.once):
+        if self.steps == self.at and not Path(self.once).exists():
             Path(self.once).touch()
             self.fail()
         return super().step(action)
@@ -58,7 +58,7 @@ class SlowlyBuiltEnv(CrashingEnv):
 
     def __init__(self, marker):
         super().__init__(at=2, only_first=marker + ".failed")
-        if os.path.exists(marker):
+        if Path(marker).exists():
             time.sleep(3)
         Path(marker).touch()
 
@@ -99,7 +99,7 @@ def test_other_workers_run_bit_for_bit_as_if_nothing_had_happened(
         expected = record(envs, 40, chunk)
     with polyarm.make_vec(tasks, **options) as envs:
         found = record(envs, 40, chunk)
-    assert os.path.exists(once)
+    assert Path(once).exists()
     for left, right in zip(expected, found, strict=True):
         assert left[[0, 2]].tobytes() == right[[0, 2]].tobytes()
 
@@ -114,7 +114,7 @@ def test_an_exception_leaves_the_neighbours_in_its_worker_untouched(tmp_path, ch
         pids = envs.worker_pids
         found = record(envs, 40, chunk)
         assert envs.worker_pids == pids
-    assert os.path.exists(once)
+    assert Path(once).exists()
     for left, right in zip(expected, found, strict=True):
         assert left[[0, 2, 3]].tobytes() == right[[0, 2, 3]].tobytes()
 
@@ -197,7 +197,7 @@ def test_a_rebuild_that_raises_is_reported_in_phase_build(probe, tmp_path, worke
     once = str(tmp_path / "once")
 
     def build():
-        if os.path.exists(once) and not os.path.exists(marker):
+        if Path(once).exists() and not Path(marker).exists():
             raise OSError("cannot be built again")
         return CrashingEnv(at=1, only_first=once)
 
@@ -262,7 +262,7 @@ def test_the_slot_in_its_call_is_the_cause_and_neighbours_are_not_charged(probe,
     once = [str(tmp_path / f"{n}") for n in range(12)]
 
     def failing():
-        done = sum(os.path.exists(path) for path in once)
+        done = sum(Path(path).exists() for path in once)
         at = 2 if done < len(once) else 10**6
         return SegfaultingEnv(at=at, only_first=once[min(done, 11)], length=4)
 
@@ -369,11 +369,12 @@ def test_a_finished_episode_forgives_earlier_failures(probe, autoreset, workers,
 
 
 def test_a_failing_reset_is_given_up_after_max_restarts(probe):
-    with polyarm.make_vec(
-        [counting, lambda: CrashingEnv(where="reset")], num_envs=2, max_restarts=2
-    ) as envs:
-        with pytest.raises(WorkerDied, match="phase reset"):
-            envs.reset()
+    tasks = [counting, lambda: CrashingEnv(where="reset")]
+    with (
+        polyarm.make_vec(tasks, num_envs=2, max_restarts=2) as envs,
+        pytest.raises(WorkerDied, match="phase reset"),
+    ):
+        envs.reset()
 
 
 @pytest.mark.parametrize("start", ["built", "imports", "fresh"])

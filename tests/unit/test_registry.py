@@ -17,7 +17,7 @@ from polyarm.suites.gymnasium import CallableSuite, GymnasiumSuite
 @pytest.fixture
 def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = [
-        EntryPoint("toy", "polyarm.suites.gymnasium:GymnasiumSuite", registry.GROUP),
+        EntryPoint("plugged", "polyarm.suites.gymnasium:GymnasiumSuite", registry.GROUP),
         EntryPoint("broken", "no_such_module:Suite", registry.GROUP),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
@@ -35,8 +35,8 @@ def test_built_in_suites_are_known_without_entry_points(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("plug_in")
 def test_an_entry_point_announces_a_suite() -> None:
-    assert "toy" in registry.suite_names()
-    location = registry.locate("toy")
+    assert "plugged" in registry.suite_names()
+    location = registry.locate("plugged")
     assert location == "polyarm.suites.gymnasium:GymnasiumSuite"
     assert isinstance(registry.load(location), GymnasiumSuite)
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import Progress as Live
+from rich.progress import SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_bench
 from polyarm.cli import console
@@ -23,7 +24,7 @@ def run(options: BenchOptions) -> int:
     """Run the benchmark and show it; returns the exit code."""
     errors = console.console(stderr=True)
     errors.print(_announcement(options))
-    with (_bar if errors.is_terminal else _lines)(errors) as show:
+    with (_line if errors.is_terminal else _lines)(errors) as show:
         result = run_bench(options, show)
     report(result, errors if options.json else console.console(stderr=False))
     if result.interrupted:
@@ -47,19 +48,19 @@ def report(result: BenchResult, out: Console) -> None:
 
 
 @contextmanager
-def _bar(errors: Console) -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, redrawn in place."""
+def _line(errors: Console) -> Iterator[Callable[[Progress], None]]:
+    """One line on a terminal, redrawn in place."""
     columns = (
+        SpinnerColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.description}"),
         TimeRemainingColumn(compact=True),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
     )
-    with Bar(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task("starting …", total=None)
+    with Live(*columns, console=errors, transient=True) as live:
+        task = live.add_task("starting …", total=None)
 
         def show(now: Progress) -> None:
-            bar.update(task, total=now.total_steps, completed=now.steps, description=_status(now))
+            live.update(task, total=now.total_steps, completed=now.steps, description=_status(now))
 
         yield show
 
@@ -99,20 +100,26 @@ def _status(now: Progress) -> str:
 
 
 def _return(average: float | None, running: float) -> str:
-    return f"{average:.2f}" if average is not None else f"{running:.2f} (running)"
+    """With a tilde where no episode has finished: what the running ones have so far."""
+    return f"{average:.2f}" if average is not None else f"~{running:.2f}"
 
 
 def _rows(result: BenchResult) -> list[tuple[str, str, str]]:
     options = result.options
+    ended = "of the finished episodes" if result.episodes else "none has finished yet"
     workers = f"{result.num_workers} workers" if result.num_workers else "in this process"
     rows = [
         ("env-steps/s", f"{result.env_steps_per_s:,.0f}", f"{result.env_steps:,} steps"),
         ("frames/s", f"{result.frames_per_s:,.1f}", f"{result.frames:,} frames, {result.renderer}"),
         ("episodes", f"{result.episodes:,}", "finished"),
-        ("success rate", _percent(result.success_rate), "of the finished episodes"),
-        ("average return", _return(result.average_return, result.running_return), ""),
+        ("success rate", _percent(result.success_rate), ended),
+        ("average return", _return(result.average_return, result.running_return), ended),
         ("latency p50", f"{result.latency_p50_s * 1e3:.2f} ms", f"{result.calls:,} calls"),
-        ("latency p99", f"{result.latency_p99_s * 1e3:.2f} ms", f"of {options.action_chunk} steps"),
+        (
+            "latency p99",
+            f"{result.latency_p99_s * 1e3:.2f} ms",
+            f"of up to {options.action_chunk} steps",
+        ),
         ("start-up", f"{result.startup_s:.2f} s", "to the first observation"),
         ("PSS per env", f"{result.pss_nbytes_per_env / 2**20:.1f} MiB", workers),
     ]

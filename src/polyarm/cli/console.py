@@ -10,11 +10,17 @@ from rich.table import Table
 _FILE_WIDTH = 160
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`, as with every other print."""
+        raise  # noqa: PLE0704
+
+
 def console(*, stderr: bool) -> Console:
     """A console on stdout or stderr that marks nothing up by guessing."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else _FILE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
+    return _Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def table(*headings: str, title: str | None = None) -> Table:

@@ -98,6 +98,11 @@ class ActionCheck:
                 raise _refusal(array, ~finite, leaf, slots, "is not finite")
         space = leaf.space
         if isinstance(space, spaces.Box):
+            if array.dtype != leaf.dtype and leaf.dtype.kind in "iu":
+                cast = array.astype(leaf.dtype)
+                if (wrapped := cast != array).any():
+                    raise _refusal(array, wrapped, leaf, slots, f"does not fit in {leaf.dtype}")
+                array = cast
             return np.clip(array, space.low, space.high) if self._clip else array
         low: Any = 0
         high: Any = 1

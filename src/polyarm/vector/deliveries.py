@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from polyarm.errors import SlotError
 from polyarm.vector.board import Result
 from polyarm.vector.engine import Engine
-from polyarm.vector.infos import InfoBatch, learn_schema
+from polyarm.vector.infos import learn_schema, merge_info
 from polyarm.vector.ring import Ring
 from polyarm.vector.slot import SlotSettings
 
@@ -58,12 +59,11 @@ class InfoAssembler:
             infos = self._ring.infos.read(slots, without)
         letters = self._letters if slots is None else self._letters[slots]
         if letters.any():
-            batch = InfoBatch(len(chosen))
             for place in np.flatnonzero(letters).tolist():
                 slot = int(chosen[place])
                 if slot not in failures:
                     letter = self._engine.letter(slot)
-                    self._add(batch, infos, letter, place)
+                    self._add(infos, letter, place, len(chosen))
                     self._learn(slot, letter, reset=steps[place] == 0)
         if failures:
             self._add_errors(infos, chosen, failures)
@@ -74,14 +74,13 @@ class InfoAssembler:
         return infos
 
     def _add(
-        self, batch: InfoBatch, infos: dict[str, Any], letter: Mapping[str, Any], place: int
+        self, infos: dict[str, Any], letter: Mapping[str, Any], place: int, num_envs: int
     ) -> None:
         if "final" in letter:
-            batch.add(infos, letter["final"], place)
-            final = {"final_frame_valid": letter["final_frame_valid"]}
-            batch.add(infos, final, place)
+            valid = {"final_frame_valid": letter["final_frame_valid"]}
+            merge_info(infos, {**letter["final"], **valid}, place, num_envs)
         if "info" in letter:
-            batch.add(infos, letter["info"], place)
+            merge_info(infos, letter["info"], place, num_envs)
         if dropped := set(letter.get("dropped", ())) - self._named:
             self._named |= dropped
             warnings.warn(
@@ -89,7 +88,7 @@ class InfoAssembler:
                 f" at the first reset and step; between resets and ends of episodes they are"
                 f" dropped. make_vec(..., infos='full') sends everything.",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=_users_frame(),
             )
 
     def _learn(self, slot: int, letter: Mapping[str, Any], *, reset: bool) -> None:
@@ -107,3 +106,13 @@ class InfoAssembler:
             errors[place] = failures.get(int(slot))
         infos["error"] = errors
         infos["_error"] = np.array([error is not None for error in errors])
+
+
+def _users_frame() -> int:
+    """The stack level, seen from the caller, of the code that called polyarm."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("polyarm."):
+        frame = frame.f_back
+        level += 1
+    return level

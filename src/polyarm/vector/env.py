@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -130,10 +130,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
         first = descriptions[0]
+        self.single_action_space = first["action_space"]
         layout = self._settings.layout(first["observation_space"], first["action_space"])
+        self._digest = layout.digest()
         for slot, other in enumerate(descriptions):
-            digest = self._settings.layout(other["observation_space"], other["action_space"])
-            if digest.digest() != layout.digest() or other["action_space"] != first["action_space"]:
+            if not self._fits(other["observation_space"], other["action_space"]):
                 raise BuildError(
                     f"slots 0 ({self._plans[0].spec.name}) and {slot}"
                     f" ({self._plans[slot].spec.name}) cannot share a batch: their spaces differ:\n"
@@ -142,7 +143,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 )
         self._env_observation_space = first["observation_space"]
         self.single_observation_space = self._settings.delivered(first["observation_space"])
-        self.single_action_space = first["action_space"]
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**first["metadata"], "autoreset_mode": _MODES[self._settings.autoreset]}
@@ -173,6 +173,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_idle("reset")
         options = dict(options or {})
         slots = self._masked(options.pop("reset_mask", None))
+        self._forget_losses(slots)
         self._episodes.begin(slots, seed, options)
         ring, before = self._ring, self._ring.slot_row.copy()
         row = ring.advance_all()
@@ -182,12 +183,16 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         failures = self._command(slots, Op.RESET, row, None, options)
         while failures:
             again = np.array(sorted(failures), np.intp)
+            for slot in failures:
+                self._episodes.failed(slot, resetting=False)
             failures = self._command(again, Op.RESET, row, None, options)
         _, steps = self._ledger.settle(slots, row, {})
         infos = self._infos.assemble(slots, {}, steps)
         if len(slots) < self.num_envs:
             infos = _widen(infos, slots, self.num_envs)
-        infos["frame_valid"] = self._frame_valid(None, row, None, ring.flags(None, row)[0])
+        every = self._settings.frames == "every"
+        flags, _ = ring.flags(None, row)
+        infos["frame_valid"] = ring.frame_valid(None, row, None) if every else flags[2]
         return self._own(ring.observe_all(row, None)), infos
 
     def step(self, actions: Any) -> Step:
@@ -225,6 +230,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _lockstep(self, arrays: list[Array], chunk: int | None) -> Step:
         ledger, ring = self._ledger, self._ring
         ledger.require_steppable(ledger.all)
+        self._forget_losses(ledger.all, ended=True)
         ring.reserve(chunk or 1)
         ring.write_actions(slice(None), arrays, chunk or 1)
         row = ring.advance_all()
@@ -276,6 +282,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         chosen = self._ledger.idle(slots, "send")
         self._ledger.require_steppable(chosen)
         arrays, chunk = self._check(actions, chosen, chunked=None)
+        self._forget_losses(chosen, ended=True)
         ring = self._ring
         ring.reserve(chunk or 1)
         ring.write_actions(chosen, arrays, chunk or 1)
@@ -303,6 +310,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_open()
         chosen = self._ledger.idle(slots, "send_reset")
         options = dict(options or {})
+        self._forget_losses(chosen)
         self._episodes.begin(chosen, seed, options)
         rows = self._ring.advance(chosen)
         self._ring.use_chunk(chosen)
@@ -333,14 +341,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         answered = self._answered + self._engine.wait(wanted, timeout_s)
         self._answered = []
         slots = np.array([slot for slot, _ in answered], np.intp)
-        lengths = [pending.pop(slot) for slot in slots.tolist()]
-        chunk = max((length for length in lengths if length is not None), default=None)
+        sent = [pending.pop(slot) for slot in slots.tolist()]
+        chunk = max((length for length in sent if length is not None), default=None)
+        lengths = [length or 1 for length in sent]
         failures = {slot: failure for slot, failure in answered if failure is not None}
         for slot in failures:
             self._ledger.fail(slot, chunk or 1)
         rows = self._ring.slot_row[slots]
-        rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures)
-        obs = self._own(self._ring.observe(slots, chunk))
+        rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures, lengths)
+        obs = self._own(self._ring.observe(slots, chunk, lengths))
         return Ready(slots, obs, rewards, terminated, truncated, info)
 
     # Reaching into the envs.
@@ -376,14 +385,37 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Give idle slots another task; they must be reset, or are by their next step."""
         self._require_open()
         chosen = self._ledger.idle(slots, "switch_task")
-        for slot in chosen:
-            plan = self._planner(int(slot), task)
-            self._plans[slot] = plan
-            self._engine.switch(int(slot), plan)
-        for slot, failure in self._engine.wait(len(chosen), None):
-            if failure is not None:
-                raise BuildError(f"could not switch slot {slot} to {task}: {failure}")
+        before = {slot: self._plans[slot] for slot in chosen.tolist()}
+        problems = self._switch({slot: self._planner(slot, task) for slot in before})
         self._ledger.switched(chosen)
+        if problems:
+            # Slots must go on to have envs that fit the batch: they get their old ones back.
+            self._switch({slot: before[slot] for slot in problems})
+            slot, problem = next(iter(problems.items()))
+            raise BuildError(f"could not switch slot {slot} to {task}: {problem}")
+
+    def _switch(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
+        """Have slots hold other envs; returns what is wrong with which."""
+        for slot, plan in plans.items():
+            self._engine.switch(slot, plan)
+        problems = {}
+        for slot, failure in self._engine.wait(len(plans), None):
+            self._plans[slot] = plans[slot]
+            if failure is not None:
+                problems[slot] = str(failure)
+                continue
+            found = self._engine.letter(slot)["description"]
+            if not self._fits(found["observation_space"], found["action_space"]):
+                problems[slot] = (
+                    f"its spaces differ from the batch's: {found['observation_space']},"
+                    f" {found['action_space']}"
+                )
+        return problems
+
+    def _fits(self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> bool:
+        """Whether an env with these spaces can share the batch."""
+        digest = self._settings.layout(observation, action).digest()
+        return digest == self._digest and action == self.single_action_space
 
     def _request(
         self, mode: CallMode, name: str, each: Sequence[Any], kwargs: dict[str, Any]
@@ -415,11 +447,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def rewind(self) -> None:
         """Carry the newest row to row 0: the next T - 1 steps fill rows 1 to T - 1 in order."""
         self._require_idle("rewind")
-        row = self._ring.advance_all()
-        row = (row - 1) % self._ring.layout.rows
-        for slot in range(self.num_envs):
-            self._ring.copy(slot, row, 0, self._ring.chunk)
-        self._ring.slot_row[:] = 0
+        self._ring.rewind()
         self._ledger.rewound()
 
     @property
@@ -494,14 +522,25 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             How many answers are to be waited for.
         """
         sent = slots.tolist()
-        if lost := self._engine.lost:
-            for slot in list(sent):
-                failure = lost.pop(slot, None)
-                if failure is not None and op is Op.STEP and not self._ledger.ended[slot]:
+        if self._engine.lost and op is Op.STEP:
+            for slot in slots.tolist():
+                if (failure := self._engine.lost.pop(slot, None)) is not None:
                     self._answered.append((slot, failure))
                     sent.remove(slot)
         self._engine.dispatch(sent, op)
         return len(sent)
+
+    def _forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
+        """Slots that lost their env between episodes, or are being reset: no episode was cut.
+
+        Args:
+            slots: The slots of a command.
+            ended: Whether to look only at those whose episode has ended.
+        """
+        if self._engine.lost:
+            for slot in (slots[self._ledger.ended[slots]] if ended else slots).tolist():
+                if self._engine.lost.pop(slot, None) is not None:
+                    self._episodes.failed(slot, resetting=False)
 
     def _collect(
         self,
@@ -509,19 +548,16 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         rows: Slots | int,
         chunk: int | None,
         failures: dict[int, SlotError],
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Array, Array, Array, dict[str, Any]]:
         """Rewards, flags and infos of slots, or all of them, that have answered."""
         flags, steps = self._ledger.settle(slots, rows, failures)
         info = self._infos.assemble(slots, failures, steps)
         info["steps"] = steps
-        info["frame_valid"] = self._frame_valid(slots, rows, chunk, flags)
-        return self._ring.rewards(slots, rows, chunk), flags[0], flags[1], info
-
-    def _frame_valid(
-        self, slots: Slots | None, rows: Slots | int, chunk: int | None, flags: Array
-    ) -> Array:
         every = self._settings.frames == "every"
-        return self._ring.frame_valid(slots, rows, chunk) if every else flags[2]
+        valid = self._ring.frame_valid(slots, rows, chunk, lengths) if every else flags[2]
+        info["frame_valid"] = valid
+        return self._ring.rewards(slots, rows, chunk, lengths), flags[0], flags[1], info
 
     def _own(self, obs: Any) -> Any:
         if not self._options.copy:
@@ -563,6 +599,7 @@ def _widen(infos: dict[str, Any], slots: Slots, num_envs: int) -> dict[str, Any]
         if isinstance(value, dict):
             wide[key] = _widen(value, slots, num_envs)
         else:
-            wide[key] = np.zeros((num_envs, *value.shape[1:]), value.dtype)
+            absent = None if value.dtype == object else 0
+            wide[key] = np.full((num_envs, *value.shape[1:]), absent, value.dtype)
             wide[key][slots] = value
     return wide

@@ -20,7 +20,7 @@ from polyarm.errors import InvalidCall
 from polyarm.vector.board import EPISODIC, SEEDED, Board, Command
 
 Slots = NDArray[np.intp]
-Seed = int | Sequence[int | None] | None
+Seed = int | Sequence[int | None] | NDArray[np.integer[Any]] | None
 
 
 class Episodes:
@@ -36,20 +36,22 @@ class Episodes:
     def __init__(self, num_envs: int, *, episodic: bool, seed: int | None, scatter: bool) -> None:
         self._num_envs = num_envs
         self._episodic = episodic
-        self._default_seed = seed
-        self._scatter = scatter
         self._seeds: list[int | None] = [None] * num_envs
         self._restarts = [0] * num_envs
         self._reseed: dict[int, int] = {}
         self.version = 0
+        self._asked: set[int] = set()
         self.next: NDArray[np.int64] = np.arange(num_envs, dtype=np.int64)
         self.current: NDArray[np.int64] = np.full(num_envs, -1, np.int64)
+        if seed is None and scatter:
+            seed = int(np.random.SeedSequence().generate_state(1)[0])
+        self.begin(np.arange(num_envs, dtype=np.intp), seed, {})
 
     def begin(self, slots: Slots, seed: Seed, options: dict[str, Any]) -> None:
         """Take over what the user asked of a reset; removes our own keys from ``options``."""
         self.version += 1
-        if seed is None and self._default_seed is not None:
-            seed, self._default_seed = self._default_seed, None
+        if isinstance(seed, np.ndarray):
+            seed = seed.tolist()
         chosen = options.pop("episodes", None)
         start = options.pop("start", None)
         if not self._episodic and (chosen is not None or start is not None):
@@ -61,7 +63,12 @@ class Episodes:
 
     def _begin_episodes(self, slots: Slots, seed: Seed, start: Any, chosen: Any) -> None:
         if chosen is not None:
-            indices = np.broadcast_to(np.asarray(chosen, np.int64), (len(slots),))
+            indices = np.asarray(chosen)
+            if indices.dtype.kind not in "iu" or indices.shape not in ((), (len(slots),)):
+                raise InvalidCall(
+                    f"options['episodes'] needs one whole number per slot that is reset, or one for"
+                    f" all: {len(slots)} slots, found {indices.dtype} {indices.shape}"
+                )
             if (indices < 0).any():
                 raise InvalidCall(f"episode indices start at 0, found {int(indices.min())}")
             self.next[slots] = indices
@@ -73,13 +80,11 @@ class Episodes:
             self.next[slots] = _checked(seed or 0) * STREAM + int(start or 0) + slots
 
     def _begin_seeds(self, slots: Slots, seed: Seed) -> None:
-        if seed is None and self._scatter:
-            seed = int(np.random.SeedSequence().generate_state(1)[0])
-        self._scatter = False
         for slot, one in zip(slots, self._spread(slots, seed), strict=True):
             if one is not None:
                 self._seeds[slot] = self._reseed[int(slot)] = one
                 self._restarts[slot] = 0
+                self._asked.add(int(slot))
 
     def _spread(self, slots: Slots, seed: Seed) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):
@@ -108,8 +113,9 @@ class Episodes:
         self.current[slots] = self.next[slots]
         self.next[slots] += self._num_envs
         if self._reseed:
-            for slot in slots:
-                self._reseed.pop(int(slot), None)
+            for slot in slots.tolist():
+                self._reseed.pop(slot, None)
+                self._asked.discard(slot)
 
     def failed(self, slot: int, *, resetting: bool) -> None:
         """Note that a slot's env is gone; an index whose reset failed is used up too."""
@@ -118,7 +124,7 @@ class Episodes:
         if resetting:
             self.next[slot] += self._num_envs
         seed = self._seeds[slot]
-        if seed is not None:
+        if seed is not None and slot not in self._asked:
             entropy = np.random.SeedSequence(seed, spawn_key=(self._restarts[slot],))
             self._reseed[slot] = int(entropy.generate_state(1)[0])
 

@@ -67,8 +67,17 @@ def available_memory() -> int:
         limit = file.read_text().strip()
         current = file.with_name("memory.current")
         if limit != "max" and current.is_file():
-            room = min(room, int(limit) - int(current.read_text()))
+            used = int(current.read_text()) - _droppable(file.with_name("memory.stat"))
+            room = min(room, int(limit) - used)
     return max(room, 0)
+
+
+def _droppable(stat: Path) -> int:
+    """Bytes of a cgroup's page cache that the kernel gives up before anything else."""
+    if not stat.is_file():
+        return 0
+    lines = (line.split() for line in stat.read_text().splitlines())
+    return sum(int(value) for name, value in lines if name in ("inactive_file", "active_file"))
 
 
 def raise_descriptor_limit(needed: int) -> None:

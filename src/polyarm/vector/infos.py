@@ -8,10 +8,9 @@ resets and at an episode's end, and otherwise dropped and named once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,33 +21,37 @@ _PYTHON_TYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dt
 
 @dataclass(frozen=True, slots=True)
 class InfoKey:
-    """A key whose value is numeric and always of one shape and dtype."""
+    """A key whose value is numeric and always of one shape."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    scalar: bool
 
 
 def numeric_key(name: str, value: Any) -> InfoKey | None:
     """The schema entry for a value, or None if it has no fixed numeric layout."""
     if (dtype := _PYTHON_TYPES.get(type(value))) is not None:
-        return InfoKey(name, (), dtype, True)
+        return InfoKey(name, (), dtype)
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
-        return InfoKey(name, value.shape, value.dtype, isinstance(value, np.generic))
+        return InfoKey(name, value.shape, value.dtype)
     return None
 
 
 def learn_schema(infos: Iterable[Mapping[str, Any]]) -> tuple[InfoKey, ...]:
-    """Keys that are numeric and of one shape and dtype in all infos that have them."""
+    """Keys that are numeric and of one shape in all infos that have them."""
     keys: dict[str, InfoKey | None] = {}
     for info in infos:
         for name, value in info.items():
             key = numeric_key(name, value)
-            if name in keys and keys[name] != key:
-                key = None
-            keys[name] = key
+            keys[name] = _common(keys[name], key) if name in keys else key
     return tuple(key for _, key in sorted(keys.items()) if key is not None)
+
+
+def _common(one: InfoKey | None, other: InfoKey | None) -> InfoKey | None:
+    """An entry that holds both: an int at the reset and a float at a step travel as floats."""
+    if one is None or other is None or one.shape != other.shape:
+        return None
+    return replace(one, dtype=np.result_type(one.dtype, other.dtype))
 
 
 def info_segment(schema: tuple[InfoKey, ...], num_envs: int) -> Segment:
@@ -135,14 +138,41 @@ class InfoReader:
         return infos
 
 
-class InfoBatch:
-    """Merges single infos into a batch exactly as Gymnasium's vector envs do."""
+def merge_info(infos: dict[str, Any], info: Mapping[str, Any], place: int, num_envs: int) -> None:
+    """Put one env's info at its place in a batch, in Gymnasium's form.
 
-    _add_info = gymnasium.vector.VectorEnv._add_info
+    Where Gymnasium would truncate a float to the first env's int, or fail on another shape, the
+    array is widened, or becomes one of objects.
+    """
+    for key, value in info.items():
+        if key != "final_obs" and isinstance(value, dict):
+            merge_info(infos.setdefault(key, {}), value, place, num_envs)
+        else:
+            array = infos.get(key)
+            made = _room_for(key, value, num_envs) if array is None else _widened(array, value)
+            made[place] = value
+            infos[key] = made
+        mask = infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))
+        mask[place] = True
 
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
 
-    def add(self, infos: dict[str, Any], info: Mapping[str, Any], place: int) -> None:
-        """Put one env's info at its place in the batch."""
-        self._add_info(infos, dict(info), place)  # type: ignore[misc]
+def _room_for(key: str, value: Any, num_envs: int) -> Array:
+    numeric = None if key == "final_obs" else numeric_key(key, value)
+    if numeric is None and not (isinstance(value, np.ndarray) and key != "final_obs"):
+        return np.full(num_envs, None, dtype=object)
+    shape = value.shape if isinstance(value, np.ndarray) else ()
+    return np.zeros((num_envs, *shape), value.dtype if numeric is None else numeric.dtype)
+
+
+def _widened(array: Array, value: Any) -> Array:
+    if array.dtype == object:
+        return array
+    found = np.asarray(value)
+    if found.dtype.kind in "biuf" and found.shape == array.shape[1:]:
+        return array.astype(np.result_type(array.dtype, found.dtype), copy=False)
+    if found.dtype == array.dtype and found.shape == array.shape[1:]:
+        return array
+    objects = np.full(len(array), None, dtype=object)
+    for place, held in enumerate(array):
+        objects[place] = held
+    return objects

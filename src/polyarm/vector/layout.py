@@ -197,8 +197,8 @@ class BlockLayout:
         """A 63-bit number that differs when the bytes would; guards workers against a mix-up."""
         parts = [
             (self.num_envs, self.rows, self.every),
-            *((leaf.path, leaf.shape, leaf.dtype.str) for leaf in self.observation),
-            *((leaf.path, leaf.shape, leaf.dtype.str) for leaf in self.action),
+            [(leaf.path, leaf.shape, leaf.dtype.str) for leaf in self.observation],
+            [(leaf.path, leaf.shape, leaf.dtype.str) for leaf in self.action],
         ]
         raw = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
         return int.from_bytes(raw, "little") >> 1

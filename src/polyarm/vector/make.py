@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cloudpickle
 import gymnasium
@@ -12,7 +12,7 @@ import gymnasium
 from polyarm import display as displays
 from polyarm import registry
 from polyarm.contracts import EnvSpec, ForkMode
-from polyarm.errors import InvalidCall
+from polyarm.errors import InvalidCall, UnknownName
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv, VectorOptions
 from polyarm.vector.serial import SerialEngine
@@ -93,6 +93,10 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         HostLimit: When the shared block does not fit in memory.
     """
     _check_counts(num_envs, num_workers, ring)
+    _check_choice("frames", frames, get_args(Frames))
+    _check_choice("autoreset", autoreset, get_args(Autoreset))
+    _check_choice("infos", infos, get_args(Infos))
+    _check_choice("start", start, get_args(Start))
 
     def plan(slot: int, task: TaskLike) -> SlotPlan:
         spec = _spec(task, tuple(cameras), image_size, suite_options)
@@ -152,6 +156,11 @@ def _check_counts(num_envs: int, num_workers: int | None, ring: int) -> None:
         raise InvalidCall(f"ring must be at least 2, found {ring}: one row is being written")
 
 
+def _check_choice(option: str, value: str, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise UnknownName(option, str(value), valid)
+
+
 def _expand(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
     """Single tasks, with sets spelled out."""
     if isinstance(tasks, str) and "/" in tasks:
@@ -180,8 +189,6 @@ def _spec(
 def _mode(start: str, forks: Sequence[ForkMode]) -> ForkMode:
     """The most careful mode that any of the suites asks for, unless the user chose one."""
     if start != "auto":
-        if start not in _STARTS:
-            raise InvalidCall(f"start must be one of auto, {', '.join(_STARTS)}, found {start!r}")
         return _STARTS[start]
     order: list[ForkMode] = ["never", "imports", "built"]
     return min(forks, key=order.index)

@@ -6,6 +6,7 @@ row; `send` lets each slot advance on its own, and the next lockstep call brings
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,7 @@ class Ring:
         self.infos: InfoReader | None = None
         self.slot_row: Slots = np.zeros(layout.num_envs, np.intp)
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
+        self._row = 0
         self._aligned = True
         self._shared_chunk: Chunk | None = self.chunk
         self._flags = list(self.rows[("flags",)])
@@ -103,14 +105,23 @@ class Ring:
 
     def advance_all(self) -> int:
         """The next row for a lockstep command; brings stragglers into line first."""
-        row = int(self.slot_row[0])
         if not self._aligned:
-            for slot in np.flatnonzero(self.slot_row != row):
-                self.copy(int(slot), int(self.slot_row[slot]), row, self.slot_chunk[slot])
+            # In the row of the last lockstep call: views of it are the ones people may still hold.
+            for slot in np.flatnonzero(self.slot_row != self._row).tolist():
+                self.copy(slot, int(self.slot_row[slot]), self._row, self.slot_chunk[slot])
             self._aligned = True
-        row = (row + 1) % self.layout.rows
-        self.slot_row[:] = row
-        return row
+        self._row = (self._row + 1) % self.layout.rows
+        self.slot_row[:] = self._row
+        return self._row
+
+    def rewind(self) -> None:
+        """Carry everybody's newest observation to row 0."""
+        newest = self.slot_row.copy()
+        for slot, row in enumerate(newest.tolist()):
+            if row or self.slot_chunk[slot] is not self.chunk:
+                self.copy(slot, row, 0, self.chunk)
+        self.slot_row[:] = self._row = 0
+        self._aligned = True
 
     def advance(self, slots: Slots) -> Slots:
         """The next row of each of these slots."""
@@ -192,23 +203,28 @@ class Ring:
             self._observed[row] = observed.copy()
         return observed
 
-    def observe(self, slots: Slots, chunk: int | None) -> Any:
-        """The newest observations of some slots, gathered once into a reusable buffer."""
+    def observe(self, slots: Slots, chunk: int | None, lengths: Sequence[int]) -> Any:
+        """The newest observations of some slots, gathered once into a reusable buffer.
+
+        Args:
+            slots: The batch.
+            chunk: The longest chunk of the batch, or None for single steps.
+            lengths: How many actions each slot was sent.
+        """
         rows, num_envs = self.slot_row[slots], self.layout.num_envs
         values = {}
         for place, leaf in enumerate(self.layout.observation):
             name = ("obs", *leaf.path)
             if self.layout.every:
-                length = 1 if chunk is None else chunk
-                gathered = np.zeros((len(slots), length, *leaf.shape), leaf.dtype)
-                for i, slot in enumerate(slots):
-                    held = self.slot_chunk[slot].views[name][rows[i], slot, :length]
-                    gathered[i, : len(held)] = held
+                gathered = np.zeros((len(slots), chunk or 1, *leaf.shape), leaf.dtype)
+                for i, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+                    held = self.slot_chunk[slot].views[name]
+                    gathered[i, :length] = held[rows[i], slot, :length]
                 values[leaf.path] = gathered[:, 0] if chunk is None else gathered
                 continue
             if len(self._buffers[place]) == 0:
                 self._buffers[place] = np.empty((num_envs, *leaf.shape), leaf.dtype)
-            flat = self.rows[name].reshape(-1, *leaf.shape)
+            flat = self.rows[name].reshape(self.layout.rows * num_envs, *leaf.shape)
             out = self._buffers[place][: len(slots)]
             np.take(flat, rows * num_envs + slots, axis=0, out=out, mode="clip")
             values[leaf.path] = out
@@ -220,27 +236,44 @@ class Ring:
             return self._flags[int(rows)].copy(), self._steps[int(rows)].copy()
         return self.rows[("flags",)][rows, :, slots].T, self.rows[("steps",)][rows, slots]
 
-    def rewards(self, slots: Slots | None, rows: Slots | int, chunk: int | None) -> Array:
+    def rewards(
+        self,
+        slots: Slots | None,
+        rows: Slots | int,
+        chunk: int | None,
+        lengths: Sequence[int] | None = None,
+    ) -> Array:
         """Copies of rewards: ``(n,)``, or ``(n, K)`` for chunks."""
         if slots is None and self._shared_chunk is self.chunk:
             rewards: Array = self.chunk.views[("rewards",)][int(rows)]
             return rewards[:, 0].copy() if chunk is None else rewards[:, :chunk].copy()
-        return self._gather(("rewards",), slots, rows, chunk)
+        return self._gather(("rewards",), slots, rows, chunk, lengths)
 
-    def frame_valid(self, slots: Slots | None, rows: Slots | int, chunk: int | None) -> Array:
+    def frame_valid(
+        self,
+        slots: Slots | None,
+        rows: Slots | int,
+        chunk: int | None,
+        lengths: Sequence[int] | None = None,
+    ) -> Array:
         """Copies of the frame validity of every step, ``(n,)`` or ``(n, K)``."""
-        return self._gather(("frame_valid",), slots, rows, chunk)
+        return self._gather(("frame_valid",), slots, rows, chunk, lengths)
 
     def _gather(
-        self, name: Path, slots: Slots | None, rows: Slots | int, chunk: int | None
+        self,
+        name: Path,
+        slots: Slots | None,
+        rows: Slots | int,
+        chunk: int | None,
+        lengths: Sequence[int] | None,
     ) -> Array:
-        """One ``[T][N][K]`` field of slots that may be in different chunk segments."""
+        """One ``[T][N][K]`` field of slots whose chunks may differ in segment and length."""
         chosen = np.arange(self.layout.num_envs) if slots is None else slots
         each = np.broadcast_to(rows, (len(chosen),))
         out = np.zeros((len(chosen), chunk or 1), self.chunk.views[name].dtype)
         for i, slot in enumerate(chosen):
-            held = self.slot_chunk[slot].views[name][each[i], slot, : chunk or 1]
-            out[i, : len(held)] = held
+            length = (chunk or 1) if lengths is None else lengths[i]
+            out[i, :length] = self.slot_chunk[slot].views[name][each[i], slot, :length]
         return out[:, 0] if chunk is None else out
 
     def history(self) -> dict[str, Any]:

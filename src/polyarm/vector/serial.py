@@ -6,6 +6,8 @@ env that hangs or crashes the interpreter.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +20,8 @@ from polyarm.vector.failures import from_letter
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.slot import Shared, Slot, SlotSettings
 from polyarm.vector.worker import SlotPlan, attach_display, build, describe, describe_error
+
+log = logging.getLogger("polyarm")
 
 
 class SerialEngine:
@@ -105,7 +109,7 @@ class SerialEngine:
         """Give a slot another env."""
         self._plans[slot] = plan
         try:
-            self._slots[slot].env.close()
+            self._close_env(self._slots[slot])
             self._build(slot)
             self._slots[slot].post({"description": describe(self._slots[slot].env)})
             self._done.append((slot, None))
@@ -119,8 +123,7 @@ class SerialEngine:
     def close(self, timeout_s: float) -> None:
         """Close all envs and free the memory."""
         for slot in self._slots:
-            if hasattr(slot, "env"):
-                slot.env.close()
+            self._close_env(slot)
         self.block.close()
         self.mail.close()
 
@@ -131,6 +134,14 @@ class SerialEngine:
         self._slots[index].install(env, plan.attributes)
         self._broken.discard(index)
 
+    @staticmethod
+    def _close_env(slot: Slot) -> None:
+        if hasattr(slot, "env"):
+            try:
+                slot.env.close()
+            except Exception:  # noqa: BLE001  an env that fails to close is dropped all the same
+                log.warning("closing the env of slot %d:\n%s", slot.index, traceback.format_exc())
+
     def _failed(self, slot: int, op: Op, error: Exception) -> None:
         phase = PHASE_OF.get(op, Phase.CALL)
         step = int(self.board.workers[0, Doing.STEP])
@@ -138,6 +149,7 @@ class SerialEngine:
         self._done.append((slot, failure))
         if op is Op.CALL:
             return
+        self._close_env(self._slots[slot])
         self._broken.add(slot)
         self._strikes[slot] += 1
         if self._strikes[slot] > self._max_restarts:

@@ -104,11 +104,13 @@ class Slot:
         self._doing = shared.board.worker_at(worker)
         self._command = shared.board.command_at(index)
         self._result = shared.board.result_at(index)
+        self.attributes: dict[str, Any] = {}
         self._info_writer: InfoWriter | None = None
         self._named_drops: set[str] = set()
 
     def install(self, env: gymnasium.Env[Any, Any], attributes: Mapping[str, Any]) -> None:
         """Take over a newly built env; ``attributes`` are set on it as the user once did."""
+        self.attributes = dict(attributes)
         for name, value in attributes.items():
             set_attribute(env, name, value)
         self.env = env
@@ -278,6 +280,8 @@ class Slot:
         mode, name, args, kwargs = self._letter()
         self.publish(_CALLING)
         self.post({"value": call_env(self.env, mode, name, args, kwargs)})
+        if mode == "set":
+            self.attributes[name] = args
 
     def _timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call into the env; what it spends rendering counts as frames, the rest as simulation."""

@@ -268,10 +268,12 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._server.channel.fileno(), select.POLLIN)
         end = time.monotonic() + 1.0
-        while time.monotonic() < end:
+        text: str | None = None
+        while text is None and time.monotonic() < end:
             if poll.poll(100):
                 for event in self._server.receive():
                     if event["event"] == "tail":
-                        return str(event["stderr"])
-                    self._events.append(event)
-        return ""
+                        text = str(event["stderr"])
+                    else:
+                        self._events.append(event)
+        return text or ""

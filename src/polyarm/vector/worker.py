@@ -243,14 +243,12 @@ class Worker:
 
     def _repair(self, slot: Slot) -> None:
         if slot.index in self._broken:
-            self._install(slot, self._plans[slot.index])
+            plan = self._plans[slot.index]
+            slot.publish(Phase.BUILD)
+            env = build(plan)
+            attach_display(plan, env)
+            slot.install(env, {**plan.attributes, **slot.attributes})
             self._broken.discard(slot.index)
-
-    def _install(self, slot: Slot, plan: SlotPlan) -> None:
-        slot.publish(Phase.BUILD)
-        env = build(plan)
-        attach_display(plan, env)
-        slot.install(env, plan.attributes)
 
     def _switch(self, slot: Slot) -> None:
         words = self._board.words
@@ -258,6 +256,7 @@ class Worker:
         plan = self._mail.get(slot.index, nbytes, to_worker=True)
         self._close(slot)
         self._plans[slot.index] = plan
+        slot.attributes.clear()
         self._broken.add(slot.index)
         self._repair(slot)
         slot.post({"description": describe(slot.env)})

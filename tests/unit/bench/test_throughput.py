@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,10 +59,10 @@ def test_presets_without_frames_deliver_none(preset):
     assert run_bench(toy(cameras=("front",), **preset)).frames == 0
 
 
-def test_episodes_without_success_count_as_failures():
+def test_an_env_that_tells_no_success_has_no_success_rate():
     result = run_bench(toy(task="gym/CartPole-v1", max_steps=60))
     assert result.episodes > 0
-    assert result.success_rate is None  # CartPole does not say
+    assert result.success_rate is None
 
 
 def test_tasks_are_dealt_from_lists_and_sets():
@@ -115,7 +116,7 @@ def test_a_failing_env_is_an_error_and_no_episode(caplog):
 
     def kill_a_worker(now):
         if now.call == 3:
-            killed.append(next(pid for pid in children() if name_of(pid) == "polyarm-w0"))
+            killed.append(worker_below_this_process())
             os.kill(killed[0], signal.SIGKILL)
 
     result = run_bench(toy(), kill_a_worker)
@@ -188,14 +189,15 @@ def as_dict(options):
     return {name: getattr(options, name) for name in options.__slots__}
 
 
-def children():
-    """Pids of all processes, youngest first: a worker is nobody's child but the fork server's."""
-    return sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+def worker_below_this_process():
+    """Pid of a worker that the fork server of this very process has started."""
+    (server,) = [pid for pid in children(os.getpid()) if name_of(pid) == "polyarm-server"]
+    return next(pid for pid in children(server) if name_of(pid) == "polyarm-w0")
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def name_of(pid):
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return Path(f"/proc/{pid}/comm").read_text().strip()

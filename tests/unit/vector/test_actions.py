@@ -124,7 +124,11 @@ def test_a_discrete_action_out_of_range_names_slot_and_value(make, value):
     ("space", "good", "bad"),
     [
         (spaces.Discrete(3, start=-1), [-1, 1], [-2, 2]),
-        (spaces.MultiDiscrete([2, 3], start=[0, 10]), [[1, 12], [0, 10]], [[0, 13], [0, 9], [2, 10]]),
+        (
+            spaces.MultiDiscrete([2, 3], start=[0, 10]),
+            [[1, 12], [0, 10]],
+            [[0, 13], [0, 9], [2, 10]],
+        ),
         (spaces.MultiDiscrete([[2], [3]]), [[[1], [2]]], [[[2], [0]], [[-1], [0]]]),
         (spaces.MultiBinary(2), [[0, 1]], [[0, 2], [-1, 0], [0, 300]]),
     ],
@@ -143,7 +147,12 @@ def test_a_nested_action_is_refused_with_its_path(make_any):
     env = make_any(DictActionEnv)
     env.reset(seed=0)
     actions = env.action_space.sample()
-    for path, value in [(("arm", "delta"), np.nan), (("mode",), 2), (("tools",), 13), (("buttons",), 2)]:
+    for path, value in [
+        (("arm", "delta"), np.nan),
+        (("mode",), 2),
+        (("tools",), 13),
+        (("buttons",), 2),
+    ]:
         broken = {**actions, "arm": dict(actions["arm"])}
         inner = broken
         for key in path[:-1]:

@@ -255,7 +255,11 @@ def test_an_env_without_a_terminal_frame_delivers_black_and_says_so(make, autore
 
 def test_a_frame_is_rendered_only_where_it_is_delivered(make):
     lengths = [partial(CountingEnv, length=10)] * 4
-    for frames, expected in [("last", 1 + 1 + 1 + 1 + 1), ("every", 1 + 8 + 2 + 1 + 1), ("none", 0)]:
+    for frames, expected in [
+        ("last", 1 + 1 + 1 + 1 + 1),
+        ("every", 1 + 8 + 2 + 1 + 1),
+        ("none", 0),
+    ]:
         env = make(lengths, frames=frames)
         env.reset(seed=0)
         env.step_chunk(zeros())  # eight steps

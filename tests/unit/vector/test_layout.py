@@ -15,19 +15,29 @@ DTYPES = [np.uint8, np.int8, np.int32, np.int64, np.float32, np.float64]
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 KEYS = st.text("abxyz/._", min_size=1, max_size=6)
 
-BOXES = st.builds(lambda shape, dtype: spaces.Box(0, 100, shape, dtype), SHAPES, st.sampled_from(DTYPES))
-DISCRETES = st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5))
+BOXES = st.builds(
+    lambda shape, dtype: spaces.Box(0, 100, shape, dtype), SHAPES, st.sampled_from(DTYPES)
+)
+DISCRETES = st.builds(
+    lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)
+)
 MULTI_DISCRETES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(spaces.MultiDiscrete)
 MULTI_BINARIES = st.integers(1, 6).map(spaces.MultiBinary)
 LEAVES = st.one_of(BOXES, DISCRETES, MULTI_DISCRETES, MULTI_BINARIES)
 SPACES = st.recursive(
-    LEAVES, lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=3).map(spaces.Dict), max_leaves=6
+    LEAVES,
+    lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=3).map(spaces.Dict),
+    max_leaves=6,
 )
 
 
 def layout_of(observation, action, *, num_envs=3, rows=2, every=False):
     return BlockLayout(
-        num_envs, rows, every, tuple(leaves(observation, "observation")), tuple(leaves(action, "action"))
+        num_envs,
+        rows,
+        every,
+        tuple(leaves(observation, "observation")),
+        tuple(leaves(action, "action")),
     )
 
 
@@ -37,7 +47,9 @@ def segments_of(layout):
 
 @settings(max_examples=60, deadline=None)
 @given(SPACES, SPACES, st.integers(1, 5), st.integers(2, 4), st.booleans())
-def test_fields_never_overlap_and_stay_inside_their_segment(observation, action, num_envs, rows, every):
+def test_fields_never_overlap_and_stay_inside_their_segment(
+    observation, action, num_envs, rows, every
+):
     layout = layout_of(observation, action, num_envs=num_envs, rows=rows, every=every)
     for found in segments_of(layout):
         end = 0
@@ -64,7 +76,9 @@ def test_samples_survive_the_way_through_the_block(space, seed):
         for leaf in layout.observation:
             views[("obs", *leaf.path)][place] = pick(sample, leaf.path)
     for place, sample in samples.items():
-        held = nest(space, {leaf.path: views[("obs", *leaf.path)][place] for leaf in layout.observation})
+        held = nest(
+            space, {leaf.path: views[("obs", *leaf.path)][place] for leaf in layout.observation}
+        )
         for leaf in layout.observation:
             value = np.asarray(pick(held, leaf.path))
             assert value.dtype == leaf.dtype

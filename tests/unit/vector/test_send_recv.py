@@ -47,8 +47,6 @@ def test_the_first_ready_is_the_first_served(make_any):
         env.send(ALL[: len(ready.slots)], ready.slots)
     assert steps[0] == 0
     assert (steps[1:] > 10).all()
-    while len(env.recv(0, timeout_s=0).slots) == 0 and time.monotonic() < began + 10:
-        steps[env.recv(1).slots] += 1
 
 
 def test_a_second_send_to_a_busy_slot_is_refused(make):

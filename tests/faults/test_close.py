@@ -1,0 +1,154 @@
+"""close() returns within seconds in every state, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import polyarm
+from polyarm.errors import BuildError, ClosedEnv, WorkerDied
+from polyarm.testing import CountingEnv, CrashingEnv, HangingEnv
+from polyarm.vector.board import Phase
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def counting():
+    return CountingEnv(length=10)
+
+
+def close_in_time(envs, within_s=5.0):
+    began = time.monotonic()
+    envs.close()
+    took = time.monotonic() - began
+    assert took < within_s, f"close() took {took:.1f} s"
+    with pytest.raises(ClosedEnv):
+        envs.reset()
+    envs.close()
+
+
+def test_an_env_that_was_never_reset():
+    close_in_time(polyarm.make_vec(counting, num_envs=3, num_workers=2), 2)
+
+
+def test_an_env_with_sends_pending(probe):
+    envs = polyarm.make_vec(counting, num_envs=3)
+    envs.reset()
+    envs.send(probe(envs).actions())
+    close_in_time(envs, 2)
+
+
+@pytest.mark.parametrize("hold_gil", [False, True])
+def test_an_env_with_a_hung_worker(probe, hold_gil):
+    envs = polyarm.make_vec([counting, lambda: HangingEnv(hold_gil=hold_gil)], num_envs=2)
+    look = probe(envs)
+    envs.reset()
+    envs.send(look.actions())
+    look.wait_for_phase(1, Phase.STEP)
+    close_in_time(envs)
+
+
+def test_an_env_with_a_stopped_worker(probe):
+    envs = polyarm.make_vec(counting, num_envs=2)
+    envs.reset()
+    os.kill(probe(envs).pid(0), signal.SIGSTOP)
+    close_in_time(envs)
+
+
+def test_an_env_with_a_dead_worker(probe):
+    envs = polyarm.make_vec(counting, num_envs=2)
+    envs.reset()
+    os.kill(probe(envs).pid(0), signal.SIGKILL)
+    close_in_time(envs, 2)
+
+
+def test_an_env_with_a_dead_worker_that_was_noticed(probe):
+    envs = polyarm.make_vec(counting, num_envs=2)
+    look = probe(envs)
+    envs.reset()
+    os.kill(look.pid(0), signal.SIGKILL)
+    envs.step(look.actions())
+    close_in_time(envs, 2)
+
+
+def test_an_env_with_a_dead_server(probe):
+    envs = polyarm.make_vec(counting, num_envs=2)
+    envs.reset()
+    os.kill(probe(envs).server_pid, signal.SIGKILL)
+    close_in_time(envs, 2)
+
+
+def test_an_env_that_gave_up(probe):
+    envs = polyarm.make_vec([CrashingEnv, counting], num_envs=2, max_restarts=0)
+    look = probe(envs)
+    envs.reset()
+
+    def steps():
+        for _ in range(3):
+            envs.step(look.actions())
+
+    with pytest.raises(WorkerDied):
+        steps()
+    close_in_time(envs, 2)
+
+
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_an_env_in_the_middle_of_a_restart(probe, tmp_path, start):
+    marker = str(tmp_path / "built")
+
+    def build():
+        if Path(marker).exists():
+            time.sleep(3600)
+        return CountingEnv()
+
+    envs = polyarm.make_vec([build, counting], num_envs=2, start=start)
+    look = probe(envs)
+    envs.reset()
+    Path(marker).touch()
+    for pid in look.zygote_pids():
+        os.kill(pid, signal.SIGKILL)
+    os.kill(look.pid(0), signal.SIGKILL)
+    envs.step(look.actions())
+    close_in_time(envs, 2)
+
+
+def test_a_failed_make_vec_among_good_envs_returns_soon():
+    tasks = [*[counting] * 7, lambda: CrashingEnv(where="constructor")]
+    began = time.monotonic()
+    with pytest.raises(BuildError):
+        polyarm.make_vec(tasks, num_envs=8)
+    assert time.monotonic() - began < 5
+
+
+def test_a_failed_make_vec_whose_good_envs_hang_in_close_returns_soon():
+    tasks = [*[lambda: HangingEnv(where="close")] * 3, lambda: CrashingEnv(where="constructor")]
+    began = time.monotonic()
+    with pytest.raises(BuildError):
+        polyarm.make_vec(tasks, num_envs=4)
+    assert time.monotonic() - began < 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_workers_that_die_while_the_env_closes(probe, number):
+    envs = polyarm.make_vec(counting, num_envs=4, num_workers=2)
+    look = probe(envs)
+    envs.reset()
+    envs.send(look.actions()[:1], [0])
+    for pid in envs.worker_pids:
+        os.kill(pid, number)
+    close_in_time(envs)
+
+
+def test_a_server_asked_to_terminate_ends_everything(probe):
+    envs = polyarm.make_vec(counting, num_envs=2)
+    look = probe(envs)
+    pids = [*envs.worker_pids, look.server_pid]
+    os.kill(look.server_pid, signal.SIGTERM)
+    look.wait_until(lambda: not any(look.running(pid) for pid in pids))
+    close_in_time(envs, 2)

@@ -1,0 +1,330 @@
+"""The fork server itself: its death, its adopted children, its fall-back to fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import polyarm
+from polyarm.errors import ForkServerDied
+from polyarm.testing import CountingEnv, CrashingEnv, ForkingEnv, HangingEnv, SegfaultingEnv
+from polyarm.vector.board import Phase
+from polyarm.vector.signals import announce
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def counting():
+    return CountingEnv(length=10)
+
+
+@pytest.mark.parametrize("state", ["idle", "stepping", "restarting"])
+def test_a_killed_fork_server_is_an_error_and_takes_the_workers_with_it(probe, state):
+    envs = polyarm.make_vec(HangingEnv if state == "stepping" else counting, num_envs=3)
+    try:
+        look = probe(envs)
+        pids = [*envs.worker_pids, *look.zygote_pids()]
+        envs.reset()
+        if state == "stepping":
+            envs.send(look.actions())
+            look.wait_for_phase(2, Phase.STEP)
+        if state == "restarting":
+            os.kill(look.pid(1), signal.SIGKILL)
+        os.kill(look.server_pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(ForkServerDied, match="-9"):
+                envs.recv(3) if state == "stepping" else envs.step(look.actions())
+        look.wait_until(lambda: not any(look.running(pid) for pid in pids))
+    finally:
+        began = time.monotonic()
+        envs.close()
+    assert time.monotonic() - began < 3
+
+
+def test_a_stopped_fork_server_does_not_hold_up_close(probe, monkeypatch):
+    monkeypatch.setattr("polyarm.vector.launcher._LINGER_S", 1.0)
+    envs = polyarm.make_vec(counting, num_envs=2)
+    look = probe(envs)
+    pids = [*envs.worker_pids, look.server_pid]
+    os.kill(look.server_pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.warns(ResourceWarning):
+        envs.close()
+    assert time.monotonic() - began < 8
+    look.wait_until(lambda: not any(look.running(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+def test_the_children_of_a_killed_worker_are_killed_too(probe, new_session):
+    with polyarm.make_vec(lambda: ForkingEnv(new_session=new_session), num_envs=2) as envs:
+        look = probe(envs)
+        _, info = envs.reset()
+        left, right = (int(pid) for pid in info["child_pid"])
+        assert look.running(left)
+        os.kill(look.pid(0), signal.SIGKILL)
+        envs.step(look.actions())
+        look.wait_until(lambda: not look.running(left))
+        assert look.running(right)
+        envs.step(look.actions())
+    assert not look.running(right)
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+def test_a_neighbours_death_spares_the_daemons_of_living_workers(probe, new_session):
+    class DaemonEnv(CountingEnv):
+        """Starts a daemon by a shell that ends at once, as Xvfb wrappers do."""
+
+        def __init__(self):
+            super().__init__()
+            command = "sleep 1000 >/dev/null 2>&1 & echo $!"
+            if new_session:
+                command = "setsid " + command
+            self.daemon = int(subprocess.check_output(["sh", "-c", command]))
+
+    with polyarm.make_vec(DaemonEnv, num_envs=2, start="imports") as envs:
+        look = probe(envs)
+        envs.reset()
+        left, right = envs.get_attr("daemon")
+        assert look.running(left)
+        assert look.running(right)
+        victim = look.pid(0)
+        os.kill(victim, signal.SIGKILL)
+        envs.step(look.actions())
+        envs.step(look.actions())
+        look.wait_until(lambda: not look.running(left))
+        assert look.running(right), "the living worker's daemon was killed"
+    look.wait_until(lambda: not look.running(right))
+
+
+def test_a_stale_completion_is_dropped(probe, tmp_path):
+    once = str(tmp_path / "once")
+    tasks = [lambda: HangingEnv(at=1, only_first=once), counting]
+    with polyarm.make_vec(tasks, num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset(seed=2)
+        envs.send(look.actions())
+        look.wait_for_phase(0, Phase.STEP)
+        worker = look.engine._owner[0]
+        old = worker.generation
+        os.kill(worker.pid, signal.SIGKILL)
+        envs.recv(2)
+        envs.send(look.actions())
+        pipe = look.engine._completions.write_fd
+        current = worker.sequence
+        for generation, sequence in [(old, current), (old, current + 1), (old + 9, current)]:
+            announce(pipe, 0, generation, sequence)
+        announce(pipe, 77, old + 1, current)
+        announce(pipe, 2**32 - 1, 2**32 - 1, 2**64 - 1)
+        ready = envs.recv(2)
+        assert sorted(ready.slots.tolist()) == [0, 1]
+        order = np.argsort(ready.slots)
+        assert ready.info["steps"][order].tolist() == [0, 1]
+        assert ready.obs["state"][order][0, 1] == 0
+        for number in (1, 2, 3):
+            _, rewards, *_ = envs.step(look.actions())
+            assert rewards.tolist() == [number, number + 2]
+
+
+def test_a_flood_of_stale_completions_is_survived(probe):
+    with polyarm.make_vec(counting, num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset()
+        pipe = look.engine._completions.write_fd
+        for _ in range(4000):
+            announce(pipe, 0, 999, 1)
+        for number in (1, 2, 3):
+            assert envs.step(look.actions())[1].tolist() == [number] * 2
+
+
+def test_make_vec_may_be_called_from_a_thread_that_ends(probe):
+    made = []
+    thread = threading.Thread(
+        target=lambda: made.append(polyarm.make_vec(counting, num_envs=3, num_workers=2))
+    )
+    thread.start()
+    thread.join()
+    (envs,) = made
+    with envs:
+        look = probe(envs)
+        pids = envs.worker_pids
+        envs.reset()
+        for number in range(1, 10):
+            assert envs.step(look.actions())[1].tolist() == [number] * 3
+        assert envs.worker_pids == pids
+        os.kill(look.pid(0), signal.SIGKILL)
+        assert envs.step(look.actions())[-1]["error"][0].kind == "died"
+        envs.step(look.actions())
+        assert envs.step(look.actions())[1][0] == 1
+
+
+THREADED = """
+import threading, time
+from polyarm.testing import CountingEnv
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def build():
+    return CountingEnv(length=10)
+"""
+
+
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_an_import_that_starts_threads_leads_to_fresh_interpreters(
+    probe, tmp_path, monkeypatch, start
+):
+    (tmp_path / "threaded_env.py").write_text(THREADED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="threads") as caught:
+        envs = polyarm.make_vec("threaded_env:build", num_envs=3, start=start)
+    with envs:
+        look = probe(envs)
+        assert len([w for w in caught if w.category is RuntimeWarning]) == 1
+        envs.reset()
+        assert envs.step(look.actions())[1].tolist() == [1, 1, 1]
+        os.kill(look.pid(2), signal.SIGKILL)
+        assert envs.step(look.actions())[-1]["error"][2].kind == "died"
+        envs.step(look.actions())
+        assert envs.step(look.actions())[1].tolist() == [4, 4, 1]
+    assert "threaded_env" not in sys.modules
+
+
+def test_a_constructor_that_starts_threads_leads_to_fresh_interpreters_too(probe):
+    class ThreadedEnv(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+    with pytest.warns(RuntimeWarning, match="threads"):
+        envs = polyarm.make_vec(ThreadedEnv, num_envs=2, start="built")
+    with envs:
+        look = probe(envs)
+        envs.reset()
+        assert envs.step(look.actions())[1].tolist() == [1, 1]
+
+
+def test_repeated_deaths_leave_nothing_in_the_server(probe):
+    with polyarm.make_vec(
+        lambda: SegfaultingEnv(at=1), num_envs=2, max_restarts=1000, start="built"
+    ) as envs:
+        look = probe(envs)
+        envs.reset()
+
+        def held():
+            return len(os.listdir(f"/proc/{look.server_pid}/fd")), len(os.listdir("/proc/self/fd"))
+
+        counts = []
+        for _ in range(15):
+            envs.step(look.actions())
+            envs.step(look.actions())
+            counts.append(held())
+        assert max(counts[10:])[0] <= max(counts[:5])[0] + 2
+        assert max(c[1] for c in counts[10:]) <= max(c[1] for c in counts[:5]) + 2
+
+
+def test_repeated_exceptions_in_one_slot_workers_leave_nothing_either(probe):
+    with polyarm.make_vec(lambda: CrashingEnv(at=1), num_envs=2, max_restarts=1000) as envs:
+        look = probe(envs)
+        envs.reset()
+        counts = []
+        for _ in range(25):
+            assert envs.step(look.actions())[-1]["error"][0].error_class == "RuntimeError"
+            envs.step(look.actions())
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert max(counts[15:]) <= max(counts[:5]) + 2
+
+
+@pytest.mark.parametrize("way", ["exit", "close", "daemon"])
+def test_a_forked_copy_of_the_trainer_does_nothing_to_the_running_env(probe, way):
+    with polyarm.make_vec(counting, num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.step(look.actions())
+        pids = envs.worker_pids
+        envs.send(look.actions())
+        copy = os.fork()
+        if copy == 0:
+            try:
+                if way == "close":
+                    envs.close()
+                if way == "daemon":
+                    envs._finalizer()
+            finally:
+                os._exit(0)
+        assert os.waitpid(copy, 0)[1] == 0
+        assert envs.recv(2).rewards.tolist() == [2, 2]
+        for number in (3, 4):
+            assert envs.step(look.actions())[1].tolist() == [number] * 2
+        assert envs.worker_pids == pids
+
+
+def test_forked_copies_may_exit_like_any_python_process(run_script):
+    source = """
+    import multiprocessing, os, sys
+    import numpy as np
+    import polyarm
+    from polyarm.testing import CountingEnv
+
+    envs = polyarm.make_vec(lambda: CountingEnv(length=100), num_envs=2)
+    envs.reset()
+
+    def load(queue):
+        queue.put(os.getpid())
+
+    context = multiprocessing.get_context("fork")
+    for _ in range(3):
+        queue = context.SimpleQueue()
+        loader = context.Process(target=load, args=(queue,))
+        loader.start()
+        queue.get()
+        loader.join()
+        assert loader.exitcode == 0
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    if os.fork() == 0:
+        del envs
+        sys.exit(0)
+    os.wait()
+    for n in range(1, 4):
+        assert envs.step(np.zeros((2, 2), np.float32))[1].tolist() == [n, n]
+    envs.close()
+    print("done")
+    """
+    script = run_script(textwrap.dedent(source))
+    out, err = script.communicate(timeout=20)
+    assert script.returncode == 0, err
+    assert out.endswith("done\n")
+
+
+def test_the_trainers_death_counts_even_while_a_forked_copy_lives(run_script, wait_until, running):
+    source = """
+    import os, time
+    import polyarm
+    from polyarm.testing import CountingEnv
+
+    envs = polyarm.make_vec(CountingEnv, num_envs=2)
+    envs.reset()
+    copy = os.fork()
+    if copy == 0:
+        os.close(1); os.close(2)
+        time.sleep(20)
+        os._exit(0)
+    print(envs._engine._server._process.pid, copy, *envs.worker_pids, flush=True)
+    time.sleep(60)
+    """
+    script = run_script(source)
+    server, copy, *workers = map(int, script.line().split())
+    try:
+        script.kill()
+        script.wait()
+        wait_until(lambda: not any(running(pid) for pid in (server, *workers)))
+        assert running(copy)
+    finally:
+        os.kill(copy, signal.SIGKILL)

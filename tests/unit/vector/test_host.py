@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+
+from polyarm import HostLimit, make_vec
+from polyarm.testing import CountingEnv
+from polyarm.vector import host
+
+
+@pytest.fixture
+def cgroup(tmp_path, monkeypatch):
+    """An empty cgroup tree, and a function that writes its files."""
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_without_a_quota_the_affinity_counts(cgroup):
+    assert host.cores() == 16
+    cgroup("cpu.max", "max 100000\n")
+    assert host.cores() == 16
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("400000 100000", 4), ("250000 100000", 2), ("50000 100000", 1)]
+)
+def test_a_quota_is_rounded_down_to_whole_cores(cgroup, quota, cores):
+    cgroup("cpu.max", quota)
+    assert host.cores() == cores
+
+
+def test_a_quota_above_the_affinity_changes_nothing(cgroup):
+    cgroup("cpu.max", "9900000 100000")
+    assert host.cores() == 16
+
+
+def test_the_old_cgroup_files_count_too(cgroup):
+    cgroup("cpu/cpu.cfs_period_us", "100000\n")
+    quota = cgroup("cpu/cpu.cfs_quota_us", "300000\n")
+    assert host.cores() == 3
+    quota.write_text("-1\n")
+    assert host.cores() == 16
+
+
+def test_the_tightest_group_on_the_way_up_counts(cgroup, tmp_path, monkeypatch):
+    cgroup("cpu.max", "800000 100000")
+    cgroup("job/cpu.max", "600000 100000")
+    cgroup("job/step/cpu.max", "max 100000")
+    real = host.Path
+
+    class FakePath(type(real())):
+        def read_text(self, *args, **kwargs):
+            if str(self) == "/proc/self/cgroup":
+                return "0::/job/step\n"
+            return super().read_text(*args, **kwargs)
+
+    monkeypatch.setattr(host, "Path", FakePath)
+    assert host.cores() == 6
+
+
+@pytest.mark.parametrize(
+    "name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"]
+)
+def test_local_ranks_share_the_cores(cgroup, monkeypatch, name):
+    monkeypatch.setenv(name, "3")
+    assert host.cores() == 5
+    monkeypatch.setenv(name, "100")
+    assert host.cores() == 1
+    for nonsense in ("", "0", "many"):
+        monkeypatch.setenv(name, nonsense)
+        assert host.cores() == 16
+
+
+def test_a_memory_limit_of_the_group_counts(cgroup):
+    cgroup("memory.max", str(10 * 2**20))
+    cgroup("memory.current", str(4 * 2**20))
+    assert host.available_memory() == 6 * 2**20
+    cgroup("memory.current", str(11 * 2**20))
+    assert host.available_memory() == 0
+
+
+def test_file_pages_that_can_be_dropped_count_as_available(cgroup):
+    """A job that has read a dataset has a full page cache, not a full memory."""
+    cgroup("memory.max", str(10 * 2**20))
+    cgroup("memory.current", str(9 * 2**20))
+    cgroup("memory.stat", f"anon {2**20}\nactive_file 0\ninactive_file {7 * 2**20}\n")
+    assert host.available_memory() == 8 * 2**20
+
+
+def test_forked_workers_have_one_thread_and_fresh_ones_their_share(cgroup):
+    assert set(host.thread_limits(4, forked=True).values()) == {"1", "4"}
+    limits = host.thread_limits(4, forked=False)
+    assert limits["OMP_NUM_THREADS"] == limits["LP_NUM_THREADS"] == "4"
+    assert host.thread_limits(64, forked=True)["LP_NUM_THREADS"] == "0"
+
+
+def test_the_limits_reach_the_workers(make_any):
+    class AskingEnv(CountingEnv):
+        def variable(self, name):
+            import os
+
+            return os.environ.get(name)
+
+    env = make_any(AskingEnv, num_workers=2)
+    assert env.call("variable", "OMP_NUM_THREADS") == ("1",) * 4
+    assert env.call("variable", "LP_NUM_THREADS")[0] is not None
+
+
+def test_workers_can_be_pinned_to_cores(make_any):
+    class AskingEnv(CountingEnv):
+        def cpus(self):
+            import os
+
+            return sorted(os.sched_getaffinity(0))
+
+    allowed = sorted(os.sched_getaffinity(0))
+    env = make_any(AskingEnv, num_workers=2, pin_workers=True)
+    first, _, third, _ = env.call("cpus")
+    assert first == [allowed[0]]
+    assert third == [allowed[1 % len(allowed)]]
+    assert sorted(os.sched_getaffinity(0)) == allowed
+
+
+def test_a_block_that_cannot_fit_is_refused_with_both_sizes(engine):
+    options = {"cameras": ("front",), "image_size": (1024, 1024), "ring": 10**6}
+    with pytest.raises(HostLimit, match=r"needs [\d.]+ GiB more.*has [\d.]+ GiB") as caught:
+        make_vec("toy/count-3", num_envs=4, **options, **engine)
+    assert isinstance(caught.value, MemoryError)
+    assert f"needs {4 * 1024 * 1024 * 3 * 10**6 // 2**30}." in str(caught.value)
+
+
+def test_a_chunk_that_cannot_fit_is_refused_and_the_env_stays_usable(make, monkeypatch):
+    env = make(partial(CountingEnv, length=100), frames="every")
+    env.reset(seed=0)
+    env.step(np.zeros((4, 2), np.float32))
+    with monkeypatch.context() as patch:
+        patch.setattr("polyarm.vector.memory.available_memory", lambda: 4096)
+        for call in (env.step_chunk, env.send):
+            with pytest.raises(HostLimit):
+                call(np.zeros((4, 50, 2), np.float32))
+    obs, rewards, *_ = env.step_chunk(np.zeros((4, 2, 2), np.float32))
+    assert rewards.tolist() == [[2, 3]] * 4
+
+
+def test_the_soft_descriptor_limit_is_raised_where_it_is_too_low():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = (
+        "import resource, sys; from polyarm.vector import host;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (256, {min(hard, 4096)}));"
+        "host.raise_descriptor_limit(100);"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256;"
+        "host.raise_descriptor_limit(2000);"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 2000"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+
+
+def test_memory_of_processes_is_read_from_the_kernel():
+    assert host.private_memory(os.getpid()) > 2**20
+    assert host.proportional_memory(os.getpid()) > 2**20
+    assert host.private_memory(2**30) == host.proportional_memory(2**30) == 0
+
+
+def test_a_machine_is_described_by_its_facts():
+    facts = host.machine_facts()
+    assert facts["cores"] >= 1
+    assert set(facts) == {"cpu", "cores", "memory_gib", "kernel", "python"}

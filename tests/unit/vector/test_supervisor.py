@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from polyarm import WorkerDied
+from polyarm.testing import CrashingEnv
+
+NUM_ENVS = 8
+ALL = np.zeros((NUM_ENVS, 2), np.float32)
+
+
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("num_workers", [0, 2, 8])
+def test_many_envs_that_fail_in_the_same_step_are_all_replaced(make_any, num_workers):
+    env = make_any(
+        partial(CrashingEnv, at=2), num_envs=NUM_ENVS, num_workers=num_workers, max_restarts=100
+    )
+    env.reset(seed=0)
+    for _ in range(5):
+        obs, _, _, truncated, _ = env.step(ALL)
+        assert not truncated.any()
+        obs, rewards, _, truncated, info = env.step(ALL)
+        assert truncated.all()
+        assert not rewards.any()
+        assert info["_error"].all()
+        assert obs["state"][:, 1].tolist() == [1] * NUM_ENVS
+        obs, _, _, truncated, info = env.step(ALL)
+        assert not truncated.any()
+        assert obs["state"][:, 1].tolist() == [0] * NUM_ENVS
+
+
+@pytest.mark.timeout(15)
+def test_a_slot_that_keeps_failing_is_given_up_and_named(make):
+    env = make(partial(CrashingEnv, at=1), max_restarts=2)
+    env.reset(seed=0)
+    with pytest.raises(WorkerDied, match=r"max_restarts=2\): slot \d \(callable/.*phase step"):
+        for _ in range(10):
+            env.step(ALL[:4])
+    with pytest.raises(WorkerDied):
+        env.step(ALL[:4])
+
+
+def test_a_finished_episode_forgives_earlier_failures(make, tmp_path):
+    env = make(partial(CrashingEnv, at=1, only_first=tmp_path / "once", length=2), max_restarts=1)
+    env.reset(seed=0)
+    failures = 0
+    for episode in range(3):
+        (tmp_path / "once").unlink(missing_ok=True)
+        for _ in range(6):
+            *_, info = env.step(ALL[:4])
+            failures += int(info.get("_error", np.zeros(4)).sum())
+        assert failures == episode + 1
