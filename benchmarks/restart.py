@@ -25,6 +25,8 @@ from metaworld_envs import OPTIONS, TASK, PlainEnv, suite_env
 
 import polyarm
 
+GIVE_UP_S = 30.0
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -85,12 +87,13 @@ def killer(envs: polyarm.VectorEnv) -> Callable[[], float]:
         began = time.perf_counter()
         os.kill(envs.worker_pids[victim], signal.SIGKILL)
         errored = False
-        while True:
+        while time.perf_counter() - began < GIVE_UP_S:
             *_, info = envs.step(actions)
             if "error" in info and info["_error"][victim]:
                 errored = True
             elif errored and info["steps"][victim] == 0:
                 return time.perf_counter() - began
+        raise SystemExit(f"slot {victim} did not deliver again within {GIVE_UP_S:g} s")
 
     return kill_and_wait
 

@@ -187,7 +187,8 @@ class _Run:
         self._startup_s = startup_s
         self._actions = RandomActions(envs.single_action_space, envs.num_envs, options.seed)
         self._tally = Tally(envs.num_envs, envs.single_observation_space)
-        self._num_workers = len(envs.worker_pids)
+        wanted = options.num_workers
+        self._num_workers = envs.num_envs if wanted is None else min(wanted, envs.num_envs)
         self._clock = CallClock(envs.num_envs, max(1, self._num_workers))
         self._total_steps = options.num_envs * options.max_steps
         self._latencies: list[int] = []

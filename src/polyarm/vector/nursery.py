@@ -195,7 +195,8 @@ class Nursery:
     def _receive(self, handle: Handle) -> None:
         messages = handle.channel.receive()
         if messages is None:
-            self.fail(handle, {"message": "the process that builds the env died"})
+            ending = process.how_it_ended(handle.pid) if handle.pid else "before it was born"
+            self.fail(handle, {"message": f"the process that builds the env died {ending}"})
             return
         for message in messages:
             if not message["ok"]:

@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -121,6 +122,21 @@ def kill(pid: int) -> None:
     """SIGKILL a process of ours; nothing happens if it has ended already."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+def how_it_ended(pid: int, patience_s: float = 0.2) -> str:
+    """How a child that is ending ended, in words; reaps it."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if reaped:
+            code = os.waitstatus_to_exitcode(status)
+            return f"of {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+        time.sleep(0.001)
+    return "for an unknown reason"
 
 
 def children() -> list[int]:
