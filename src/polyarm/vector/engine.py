@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from polyarm.errors import SlotError
-from polyarm.vector.board import Board, Op, Phase
+from polyarm.vector.board import Board, Op
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.worker import SlotPlan
-
-PHASE_OF = {Op.RESET: Phase.RESET, Op.STEP: Phase.STEP, Op.SWITCH: Phase.BUILD}
-"""What an env is doing during a command; anything else is a call."""
 
 Done = tuple[int, SlotError | None]
 """A slot that has answered, and what went wrong if something did."""
@@ -26,6 +23,8 @@ class Engine(Protocol):
     block: Block
     board: Board
     mail: Mail
+    done: list[Done]
+    """Answers that have come in; whoever delivers them removes them."""
     lost: dict[int, SlotError]
     """Idle slots whose env is gone, and why; whoever reads an entry removes it."""
 
@@ -41,12 +40,20 @@ class Engine(Protocol):
         """Publish the commands of these slots, all of them idle."""
         ...
 
-    def wait(self, min_slots: int, timeout_s: float | None) -> list[Done]:
-        """Slots that have answered: at least ``min_slots``, or fewer when time is up.
+    def wait(self, min_slots: int, timeout_s: float | None) -> None:
+        """Wait until ``done`` holds at least ``min_slots`` answers, or time is up.
 
         Raises:
             WorkerDied: When a slot has failed more often than allowed.
         """
+        ...
+
+    def require_alive(self) -> None:
+        """Raise what ended the engine, if something has."""
+        ...
+
+    def owing(self) -> set[int]:
+        """Slots that have been commanded and whose answers have not been delivered."""
         ...
 
     def letter(self, slot: int) -> dict[str, Any]:

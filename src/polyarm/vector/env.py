@@ -22,7 +22,7 @@ from polyarm.errors import BuildError, ClosedEnv, EnvCallError, InvalidCall, Slo
 from polyarm.vector.actions import ActionCheck
 from polyarm.vector.board import EPOCH_SHIFT, Command, Op, Result
 from polyarm.vector.deliveries import InfoAssembler
-from polyarm.vector.engine import Engine
+from polyarm.vector.engine import Done, Engine
 from polyarm.vector.envcalls import CallMode, check_callable
 from polyarm.vector.episodes import Episodes, Seed
 from polyarm.vector.layout import Array
@@ -125,7 +125,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         )
         self._infos = InfoAssembler(engine, self._ring, settings)
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
-        self._answered: list[tuple[int, SlotError | None]] = []
+        self._interrupted = False
         self._written: tuple[int, int, int, int] | None = None
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
@@ -185,9 +185,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             again = np.array(sorted(failures), np.intp)
             for slot in failures:
                 self._episodes.failed(slot, resetting=False)
+            self._delivered()
             failures = self._command(again, Op.RESET, row, None, options)
         _, steps = self._ledger.settle(slots, row, {})
         infos = self._infos.assemble(slots, {}, steps)
+        self._delivered()
         if len(slots) < self.num_envs:
             infos = _widen(infos, slots, self.num_envs)
         every = self._settings.frames == "every"
@@ -241,6 +243,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for slot in failures:
             ledger.fail(slot, chunk or 1)
         rewards, terminated, truncated, info = self._collect(None, row, chunk, failures)
+        self._delivered()
         return self._own(ring.observe_all(row, chunk)), rewards, terminated, truncated, info
 
     def _command(
@@ -257,17 +260,19 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if options:
             self._write_letters(slots, [options] * len(slots))
         self._ledger.commanded(some, reset=op is Op.RESET)
-        waiting = self._dispatch(slots, op)
-        try:
-            answers = self._engine.wait(waiting, None)
-        except KeyboardInterrupt:
-            # The workers go on; what they owe can still be received.
-            self._ledger.pending.update(dict.fromkeys(slots.tolist(), chunk))
-            raise
-        if self._answered:
-            answers += self._answered
-            self._answered = []
-        return {slot: failure for slot, failure in answers if failure is not None}
+        engine, ledger = self._engine, self._ledger
+        ledger.pending.update(dict.fromkeys(slots.tolist(), chunk))
+        self._interrupted = True
+        self._dispatch(slots, op)
+        engine.wait(len(slots), None)
+        failures = {slot: failure for slot, failure in engine.done if failure is not None}
+        self._interrupted = False
+        return failures
+
+    def _delivered(self) -> None:
+        """A lockstep call's answers have been entered in the books."""
+        self._engine.done.clear()
+        self._ledger.pending.clear()
 
     # Asynchronous: each slot on its own.
 
@@ -294,7 +299,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._write_commands(chosen, Op.STEP, rows, chunk or 1)
         self._ledger.commanded(chosen, reset=False)
         self._ledger.pending.update(dict.fromkeys(chosen.tolist(), chunk))
+        self._interrupted = True
         self._dispatch(chosen, Op.STEP)
+        self._interrupted = False
 
     def send_reset(
         self,
@@ -319,7 +326,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._write_letters(chosen, [options] * len(chosen))
         self._ledger.commanded(chosen, reset=True)
         self._ledger.pending.update(dict.fromkeys(chosen.tolist()))
+        self._interrupted = True
         self._dispatch(chosen, Op.RESET)
+        self._interrupted = False
 
     def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
         """Results of slots that are ready, first come, first served.
@@ -332,24 +341,26 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             InvalidCall: When fewer than ``min_slots`` are pending.
         """
         self._require_open()
-        pending = self._ledger.pending
+        engine, pending = self._engine, self._ledger.pending
         if min_slots > len(pending):
             raise InvalidCall(
                 f"recv({min_slots}) would wait for ever: {len(pending)} slots are pending"
             )
-        wanted = max(0, min_slots - len(self._answered))
-        answered = self._answered + self._engine.wait(wanted, timeout_s)
-        self._answered = []
-        slots = np.array([slot for slot, _ in answered], np.intp)
-        sent = [pending.pop(slot) for slot in slots.tolist()]
+        engine.wait(min_slots, timeout_s)
+        answers = list(engine.done)
+        slots = np.array([slot for slot, _ in answers], np.intp)
+        sent = [pending[slot] for slot, _ in answers]
         chunk = max((length for length in sent if length is not None), default=None)
         lengths = [length or 1 for length in sent]
-        failures = {slot: failure for slot, failure in answered if failure is not None}
+        failures = {slot: failure for slot, failure in answers if failure is not None}
         for slot in failures:
             self._ledger.fail(slot, chunk or 1)
         rows = self._ring.slot_row[slots]
         rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures, lengths)
         obs = self._own(self._ring.observe(slots, chunk, lengths))
+        del engine.done[: len(answers)]
+        for slot, _ in answers:
+            del pending[slot]
         return Ready(slots, obs, rewards, terminated, truncated, info)
 
     # Reaching into the envs.
@@ -399,7 +410,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for slot, plan in plans.items():
             self._engine.switch(slot, plan)
         problems = {}
-        for slot, failure in self._engine.wait(len(plans), None):
+        self._engine.wait(len(plans), None)
+        for slot, failure in self._take_done():
             self._plans[slot] = plans[slot]
             if failure is not None:
                 problems[slot] = str(failure)
@@ -425,8 +437,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._engine.board.commands[:, Command.OP] = Op.CALL
         self._write_letters(self._ledger.all, letters)
         self._engine.dispatch(self._ledger.all.tolist(), Op.CALL)
+        self._engine.wait(self.num_envs, None)
         failures = []
-        for slot, failure in self._engine.wait(self.num_envs, None):
+        for slot, failure in self._take_done():
             if failure is not None:
                 failures.append(failure)
                 if failure.kind != "exception":
@@ -515,20 +528,29 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             nbytes = self._engine.mail.put(slot, letter, to_worker=True)
             self._engine.board.commands[slot, Command.LETTER] = nbytes
 
-    def _dispatch(self, slots: Slots, op: Op) -> int:
-        """Publish commands; slots that lost their env while idle answer at once.
-
-        Returns:
-            How many answers are to be waited for.
-        """
+    def _dispatch(self, slots: Slots, op: Op) -> None:
+        """Publish commands; slots that lost their env while idle answer at once."""
         sent = slots.tolist()
         if self._engine.lost and op is Op.STEP:
             for slot in slots.tolist():
                 if (failure := self._engine.lost.pop(slot, None)) is not None:
-                    self._answered.append((slot, failure))
+                    self._engine.done.append((slot, failure))
                     sent.remove(slot)
         self._engine.dispatch(sent, op)
-        return len(sent)
+
+    def _take_done(self) -> list[Done]:
+        done = list(self._engine.done)
+        self._engine.done.clear()
+        return done
+
+    def _recover(self) -> None:
+        """After an exception cut a call short: what was never commanded is not pending."""
+        self._interrupted = False
+        owing = self._engine.owing()
+        never = np.array([slot for slot in self._ledger.pending if slot not in owing], np.intp)
+        for slot in never.tolist():
+            del self._ledger.pending[slot]
+        self._ring.restore(never, self._ledger.last_row[never])
 
     def _forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
         """Slots that lost their env between episodes, or are being reset: no episode was cut.
@@ -584,6 +606,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _require_open(self) -> None:
         if self.closed:
             raise ClosedEnv("this vector env has been closed")
+        self._engine.require_alive()
+        if self._interrupted:
+            self._recover()
 
 
 def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from polyarm.errors import SlotError
+from polyarm.vector import process
 from polyarm.vector.board import Board, Doing, Phase
 from polyarm.vector.channel import Message
 from polyarm.vector.worker import SlotPlan
@@ -15,16 +16,14 @@ from polyarm.vector.workerstate import WorkerOptions, WorkerState
 _STACK_MARK = "Fatal Python error:"
 
 
-def from_letter(
-    letter: Mapping[str, Any], plan: SlotPlan, phase: Phase, step: int, pid: int, stderr: str
-) -> SlotError:
+def from_letter(letter: Mapping[str, Any], plan: SlotPlan, pid: int, stderr: str) -> SlotError:
     """The error an env raised, as its worker reported it."""
     return SlotError(
         kind="exception",
         slot=plan.index,
         task=plan.spec.name,
-        phase=phase.name.lower(),
-        step=step,
+        phase=letter["phase"],
+        step=letter["step"],
         message=f"raised {letter['error_class']}: {letter['message']}",
         error_class=letter["error_class"],
         pid=pid,
@@ -33,21 +32,43 @@ def from_letter(
     )
 
 
-def from_failed_start(event: Message, plan: SlotPlan) -> SlotError:
-    """The error of a builder process that raised, died or took too long."""
+def from_failed_start(event: Message, plans: Sequence[SlotPlan]) -> dict[int, SlotError]:
+    """Errors of a worker's slots whose zygote raised, died or took too long.
+
+    The zygote says which slot's env it was building; without that, all are charged.
+    """
     stack, stderr = split_stack(event["stderr"])
     raised = f"raised {event['error_class']}: " if event["error_class"] else ""
-    return SlotError(
-        kind="exception" if raised else "died",
+    errors = {
+        plan.index: SlotError(
+            kind=event["kind"],
+            slot=plan.index,
+            task=plan.spec.name,
+            phase="build",
+            step=0,
+            message=f"{raised}{event['message']}",
+            error_class=event["error_class"],
+            pid=event["pid"],
+            stack=event["stack"] or stack,
+            stderr=stderr,
+        )
+        for plan in plans
+    }
+    if (cause := errors.get(event["slot"])) is None:
+        return errors
+    return {p.index: cause if p.index == cause.slot else as_collateral(cause, p) for p in plans}
+
+
+def as_collateral(error: SlotError, plan: SlotPlan) -> SlotError:
+    """The same failure as a neighbour in the worker sees it."""
+    return replace(
+        error,
+        kind="collateral",
         slot=plan.index,
         task=plan.spec.name,
-        phase="build",
-        step=0,
-        message=f"{raised}{event['message']}",
-        error_class=event["error_class"],
-        pid=event["pid"],
-        stack=event["stack"] or stack,
-        stderr=stderr,
+        message=f"lost its worker: slot {error.slot} {error.message}",
+        stack="",
+        stderr="",
     )
 
 
@@ -67,29 +88,30 @@ def from_death(
     cause = int(doing[Doing.SLOT]) if phase is not Phase.IDLE else None
     stack, stderr = split_stack(event["stderr"])
     status = int(event["status"])
-    name = signal.Signals(-status).name if status < 0 else ""
+    name = process.signal_name(-status) if status < 0 else ""
     kind, message = "died", f"died with exit status {status}" if status >= 0 else f"died of {name}"
     if worker.hung:
         limit_s = options.limit_s(phase)
         kind, message = "hung", f"did not answer within {limit_s:g} s and was killed"
     elif event["reason"] == "memory":
         kind, message = "memory", f"outgrew memory_limit={options.memory_limit} bytes, was killed"
-    errors = {}
-    for slot in worker.slots:
-        neighbour = cause is not None and slot != cause
-        errors[slot] = SlotError(
-            kind="collateral" if neighbour else kind,
-            slot=slot,
-            task=plans[slot].spec.name,
-            phase=phase.name.lower(),
-            step=int(doing[Doing.STEP]),
-            message=f"lost its worker: slot {cause} {message}" if neighbour else message,
-            pid=event["pid"],
-            signal=name,
-            stack="" if neighbour else stack,
-            stderr="" if neighbour else stderr,
-        )
-    return errors
+    blamed = worker.slots[0] if cause is None else cause
+    error = SlotError(
+        kind=kind,
+        slot=blamed,
+        task=plans[blamed].spec.name,
+        phase=phase.name.lower(),
+        step=int(doing[Doing.STEP]),
+        message=message,
+        pid=event["pid"],
+        signal=name,
+        stack=stack,
+        stderr=stderr,
+    )
+    if cause is None:
+        return {s: replace(error, slot=s, task=plans[s].spec.name) for s in worker.slots}
+    neighbours = (plans[slot] for slot in worker.slots if slot != cause)
+    return {cause: error, **{plan.index: as_collateral(error, plan) for plan in neighbours}}
 
 
 def split_stack(stderr: str) -> tuple[str, str]:

@@ -62,6 +62,8 @@ class ForkServer:
         self._memory_limit: int | None = introduction["memory_limit"]
         self._search_path: list[str] = introduction["search_path"]
         self._memory_checked = 0.0
+        self._orphans_due = False
+        self._last_words: dict[int, tuple[int, str]] = {}
         self._closing = False
         built_fd, built_write = os.pipe2(os.O_CLOEXEC)
         signal_fd, signal_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -92,6 +94,7 @@ class ForkServer:
                 self._nursery.check_deadlines(time.monotonic())
                 self._check_memory()
                 self._start_queued()
+                self._kill_orphans()
         finally:
             self._kill_everything()
 
@@ -99,7 +102,7 @@ class ForkServer:
         self._closing = True
 
     def _timeout(self) -> float | None:
-        deadlines = [handle.deadline for handle in self._nursery if not handle.ready]
+        deadlines = [handle.deadline for handle in self._nursery]
         wait = max(0.0, min(deadlines, default=float("inf")) - time.monotonic())
         if self._memory_limit is not None:
             wait = min(wait, _MEMORY_CHECK_S)
@@ -170,7 +173,8 @@ class ForkServer:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             environment = {**os.environ, **start.message["environment"]}
-            command = [sys.executable, "-m", "polyarm.vector.worker", *arguments]
+            # -P keeps files of the working folder from hiding the standard library.
+            command = [sys.executable, "-P", "-m", "polyarm.vector.worker", *arguments]
             try:
                 os.execve(sys.executable, command, environment)
             finally:
@@ -201,6 +205,8 @@ class ForkServer:
                 "worker": start.worker,
                 "generation": start.generation,
                 "pid": reason.get("pid", 0),
+                "kind": reason.get("kind", "died"),
+                "slot": reason.get("slot"),
                 "error_class": reason.get("error_class", ""),
                 "message": reason["message"],
                 "stack": reason.get("stack", ""),
@@ -247,10 +253,12 @@ class ForkServer:
                 self._ended(self._children[pid], status)
             elif pid not in self._nursery.pids():
                 self._reaped_early[pid] = status
-        self._kill_orphans()
+        self._orphans_due = True
 
     def _ended(self, child: Child, status: int) -> None:
         del self._children[child.pid]
+        words = child.capture.text()
+        self._last_words[child.start.worker] = (child.start.generation, words)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         self._trainer.send(
@@ -261,19 +269,20 @@ class ForkServer:
                 "pid": child.pid,
                 "status": os.waitstatus_to_exitcode(status),
                 "reason": child.reason,
-                "stderr": child.capture.text(),
+                "stderr": words,
             }
         )
         self._watcher.unwatch(child.capture.read_fd)
         child.start.drop()
 
     def _kill_orphans(self) -> None:
-        """Kill what workers left behind; it was reparented to this process."""
-        if self._nursery.expecting():
+        """Kill what workers left behind: it was reparented here, and its owner is gone."""
+        if not self._orphans_due or self._nursery.expecting():
             return
+        self._orphans_due = False
         known = self._children.keys() | self._nursery.pids()
         for pid in process.children():
-            if pid not in known:
+            if pid not in known and process.owner(pid) not in self._children:
                 process.kill(pid)
         self._reaped_early.clear()
 
@@ -288,7 +297,8 @@ class ForkServer:
                 process.kill(child.pid)
 
     def _send_tail(self, worker: int, generation: int) -> None:
-        text = ""
+        spoken, text = self._last_words.get(worker, (0, ""))
+        text = text if spoken == generation else ""
         for child in self._children.values():
             if (child.start.worker, child.start.generation) == (worker, generation):
                 text = child.capture.text()

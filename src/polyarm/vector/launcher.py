@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import os
 import pickle
+import select
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,10 @@ from polyarm.vector import host
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.worker import WorkerPlan
 
+# -P keeps files of the working folder from hiding the standard library.
+_SERVER = (sys.executable, "-P", "-m", "polyarm.vector.forkserver")
 _LINGER_S = 8.0
+_PATIENCE_S = 30.0
 
 
 class ForkServerProcess:
@@ -38,18 +43,13 @@ class ForkServerProcess:
         environment: Mapping[str, str],
         memory_limit: int | None,
     ) -> None:
+        self.dead: ForkServerDied | None = None
         ours, theirs = Channel.pair()
         pidfd = os.pidfd_open(os.getpid())
         try:
             # subprocess execs: no state of this process, and none of its threads, is inherited.
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "polyarm.vector.forkserver",
-                    str(theirs.fileno()),
-                    str(pidfd),
-                ],
+                [*_SERVER, str(theirs.fileno()), str(pidfd)],
                 pass_fds=(theirs.fileno(), pidfd),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -58,8 +58,8 @@ class ForkServerProcess:
         finally:
             os.close(pidfd)
             theirs.close()
-        self.channel = Channel(ours, blocking=True)
-        self.channel.send(
+        self.channel = Channel(ours, blocking=False)
+        self.send(
             {
                 "search_path": [str(Path.cwd()) if entry == "" else entry for entry in sys.path],
                 "folder": str(Path.cwd()),
@@ -104,11 +104,16 @@ class ForkServerProcess:
         """
         try:
             self.channel.send(message, fds)
+            end = time.monotonic() + _PATIENCE_S
+            while not self.channel.flush():
+                if time.monotonic() > end:
+                    raise TimeoutError("the fork server takes no messages")
+                select.select([], [self.channel], [], 0.1)
         except OSError as error:
             raise self.death() from error
 
     def receive(self) -> list[Message]:
-        """Events of the server; call only when its channel is readable.
+        """Events of the server that have arrived; never waits.
 
         Raises:
             ForkServerDied: If it is gone.
@@ -119,14 +124,17 @@ class ForkServerProcess:
         return messages
 
     def death(self) -> ForkServerDied:
-        """An error that says how the server ended."""
+        """An error that says how the server ended; the same one from then on."""
+        if self.dead is not None:
+            return self.dead
         status: int | str = "unknown"
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(1.0)
-        return ForkServerDied(
+        self.dead = ForkServerDied(
             f"the fork server (pid {self._process.pid}) ended with status {status}, and all workers"
             f" with it; close this env and make a new one"
         )
+        return self.dead
 
     def close(self) -> None:
         """End the server and everything below it; gives up on the unkillable with a warning."""

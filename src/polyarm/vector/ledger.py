@@ -42,7 +42,7 @@ class Ledger:
         self._resetting: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
         self._unbegun = set(range(num_envs))
         self._eventful = True
-        self._last_row: Slots = np.zeros(num_envs, np.intp)
+        self.last_row: Slots = np.zeros(num_envs, np.intp)
         self._last_chunk = list(ring.slot_chunk)
 
     def idle(self, slots: Sequence[int] | Slots | None, what: str) -> Slots:
@@ -85,7 +85,7 @@ class Ledger:
     def fail(self, slot: int, chunk: int) -> None:
         """Give a failed slot its last complete observation."""
         row = int(self._ring.slot_row[slot])
-        self._ring.fail(slot, row, int(self._last_row[slot]), self._last_chunk[slot], chunk)
+        self._ring.fail(slot, row, int(self.last_row[slot]), self._last_chunk[slot], chunk)
 
     def settle(
         self, slots: Slots | None, rows: Slots | int, failures: Mapping[int, SlotError]
@@ -96,24 +96,26 @@ class Ledger:
             Copies of the flags (terminated, truncated, frame_valid), ``(3, n)``, and of the steps.
         """
         flags, steps = self._ring.flags(slots, rows)
-        self._last_row[self._index(slots)] = rows
+        self.last_row[self._index(slots)] = rows
         if slots is None:
             self._last_chunk = self._ring.slot_chunk
         else:
             self._last_chunk = list(self._ring.slot_chunk)
         # Most steps neither end nor start an episode: one look at the bytes tells.
-        if self._eventful or failures or b"\1" in flags[:2].tobytes():
-            self._enter_events(self.all if slots is None else slots, flags, failures)
+        if self._eventful or failures or b"\1" in flags[:2].tobytes() or not steps.all():
+            self._enter_events(self.all if slots is None else slots, flags, steps, failures)
         return flags, steps
 
-    def _enter_events(self, slots: Slots, flags: Array, failures: Mapping[int, SlotError]) -> None:
+    def _enter_events(
+        self, slots: Slots, flags: Array, steps: Array, failures: Mapping[int, SlotError]
+    ) -> None:
         ended = flags[0] | flags[1]
-        resetting = self._resetting[slots]
+        reset = steps == 0
         for slot in failures:
             self._episodes.failed(slot, resetting=bool(self._resetting[slot]))
-            ended[slots == slot] = resetting[slots == slot] = False
-        if resetting.any():
-            self._episodes.consumed(slots[resetting])
+            ended[slots == slot] = reset[slots == slot] = False
+        if reset.any():
+            self._episodes.consumed(slots[reset])
         if ended.any():
             for slot in slots[ended].tolist():
                 self._engine.finished_episode(slot)
@@ -138,5 +140,5 @@ class Ledger:
 
     def rewound(self) -> None:
         """Note that every slot's observation was carried to row 0."""
-        self._last_row[:] = 0
+        self.last_row[:] = 0
         self._last_chunk = list(self._ring.slot_chunk)

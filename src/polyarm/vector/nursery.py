@@ -7,7 +7,9 @@ zygote is ready; a zygote that fails, dies or takes too long fails everything th
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import time
 from collections import deque
@@ -22,6 +24,8 @@ from polyarm.vector.watcher import Watcher
 from polyarm.vector.zygote import run_zygote
 
 Key = tuple[object, ...]
+
+_LAST_WORDS_S = 0.5
 
 
 @dataclass(eq=False)
@@ -73,10 +77,12 @@ class Handle:
         capture: Its stderr.
         unborn: The zygote's end of the channel, until its parent has forked it.
         pid: Its process id, once known.
-        deadline: When its preparation is overdue; infinite while its parent isn't ready.
+        deadline: When its next answer is overdue; infinite while it owes none.
         ready: Whether it can fork.
         waiting: Orders to pass on when it is ready.
         sent: Orders it has not answered yet, oldest first.
+        building: The slot whose env it is building.
+        overdue: Whether it has been asked for its last words.
         used_at: When it was last needed.
     """
 
@@ -91,12 +97,14 @@ class Handle:
     ready: bool = False
     waiting: deque[Start | Handle] = field(default_factory=deque)
     sent: deque[Start | Handle] = field(default_factory=deque)
+    building: int | None = None
+    overdue: bool = False
     used_at: float = 0.0
 
-    def prepare(self) -> None:
-        """Ask for its preparation, and start the clock."""
-        self.deadline = time.monotonic() + self.timeout_s
-        self.channel.send(self.preparation)
+    def expect_answer(self) -> None:
+        """Start the clock of the next answer, or stop it if none is owed."""
+        owed = not self.ready or self.sent
+        self.deadline = time.monotonic() + self.timeout_s if owed else float("inf")
 
     @property
     def idle(self) -> bool:
@@ -154,19 +162,33 @@ class Nursery:
             return
         if handle.pid is not None:
             process.kill(handle.pid)
-        stderr = handle.capture.text()
+        details = {
+            "pid": handle.pid or 0,
+            "slot": handle.building,
+            "stderr": handle.capture.text(),
+            **reason,
+        }
         handle.close(self._watcher)
         for item in [*handle.sent, *handle.waiting]:
-            self._fail_order(item, {"stderr": stderr, "pid": handle.pid or 0, **reason})
+            self._fail_order(item, details)
 
     def check_deadlines(self, now: float) -> None:
-        """Give up zygotes that take too long to import or to build."""
+        """Give up zygotes that take too long, after they have written where they are."""
         for handle in self:
-            if not handle.ready and now > handle.deadline:
-                self.fail(
-                    handle,
-                    {"message": f"building took longer than build_timeout_s={handle.timeout_s:g}"},
-                )
+            if now <= handle.deadline:
+                continue
+            if handle.overdue or handle.pid is None:
+                self.fail(handle, self._hung(handle))
+            else:
+                handle.overdue = True
+                handle.deadline = now + _LAST_WORDS_S
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(handle.pid, signal.SIGABRT)
+
+    @staticmethod
+    def _hung(handle: Handle) -> Message:
+        limit = f"build_timeout_s={handle.timeout_s:g}"
+        return {"kind": "hung", "message": f"building took longer than {limit} and was ended"}
 
     def evict(self) -> None:
         """Keep idle built zygotes within the budget; the least recently used goes first."""
@@ -181,7 +203,7 @@ class Nursery:
 
     def flush(self) -> bool:
         """Push out orders that wait for room; True when none is left."""
-        unflushed = [handle for handle in self if not handle.channel.flush()]
+        unflushed = [handle for handle in self if not self._send(handle)]
         return not unflushed
 
     def pids(self) -> set[int]:
@@ -195,18 +217,41 @@ class Nursery:
     def _receive(self, handle: Handle) -> None:
         messages = handle.channel.receive()
         if messages is None:
-            ending = process.how_it_ended(handle.pid) if handle.pid else "before it was born"
-            self.fail(handle, {"message": f"the process that builds the env died {ending}"})
+            self._on_death(handle)
             return
         for message in messages:
-            if not message["ok"]:
+            if "building" in message:
+                handle.building = message["building"]
+            elif not message["ok"]:
                 self.fail(handle, message)
-            elif not handle.ready:
-                handle.ready = True
+            elif handle.ready:
+                item = handle.sent.popleft()
+                handle.expect_answer()
+                self._answered(item, message)
+            else:
+                handle.ready, handle.building = True, None
+                handle.expect_answer()
                 while handle.waiting:
                     self._pass_on(handle, handle.waiting.popleft())
-            else:
-                self._answered(handle, handle.sent.popleft(), message)
+
+    def _on_death(self, handle: Handle) -> None:
+        if handle.overdue:
+            self.fail(handle, self._hung(handle))
+        else:
+            ending = process.how_it_ended(handle.pid or 0)
+            self.fail(handle, {"message": f"the process that builds the env died {ending}"})
+
+    def _send(
+        self, handle: Handle, message: Message | None = None, fds: tuple[int, ...] = ()
+    ) -> bool:
+        """Send to a zygote, or push out what waits; a dead one fails what depends on it."""
+        try:
+            if message is not None:
+                handle.channel.send(message, fds)
+            return handle.channel.flush()
+        except OSError:
+            self._on_death(handle)
+            return True
 
     def _zygote_for(self, message: Message) -> Handle:
         environment = tuple(sorted(message["environment"].items()))
@@ -227,8 +272,14 @@ class Nursery:
 
     def _register(self, handle: Handle) -> None:
         self._handles[handle.key] = handle
-        self._watcher.watch(handle.channel.fileno(), lambda: self._receive(handle))
         self._watcher.watch_capture(handle.capture)
+
+    def _born(self, handle: Handle, pid: int) -> None:
+        """A zygote has a process: listen to it, and have it import or build."""
+        handle.pid = pid
+        self._watcher.watch(handle.channel.fileno(), lambda: self._receive(handle))
+        handle.expect_answer()
+        self._send(handle, handle.preparation)
 
     def _fork_imports(self, key: Key, message: Message) -> Handle:
         ours, theirs = Channel.pair()
@@ -246,9 +297,8 @@ class Nursery:
             process.run_and_leave(lambda: run_zygote(theirs, server, self._kept, stderr_fd))
         os.close(stderr_fd)
         theirs.close()
-        handle.pid = pid
-        handle.prepare()
         self._register(handle)
+        self._born(handle, pid)
         return handle
 
     def _pass_on(self, handle: Handle, item: Start | Handle) -> None:
@@ -257,21 +307,21 @@ class Nursery:
             handle.waiting.append(item)
             return
         handle.sent.append(item)
+        handle.expect_answer()
         if isinstance(item, Start):
             plan = item.message["plan"]
-            handle.channel.send({"op": "worker", "plan": plan}, item.hand_over())
+            self._send(handle, {"op": "worker", "plan": plan}, item.hand_over())
         elif item.unborn is not None:
             end, item.unborn = item.unborn.detach(), None
-            handle.channel.send({"op": "zygote"}, (end, item.capture.hand_over()))
-            item.prepare()
+            self._send(handle, {"op": "zygote"}, (end, item.capture.hand_over()))
 
-    def _answered(self, handle: Handle, item: Start | Handle, message: Message) -> None:
+    def _answered(self, item: Start | Handle, message: Message) -> None:
         if "pid" not in message:
             self._fail_order(item, message)
         elif isinstance(item, Start):
             self._on_started(item, message["pid"])
         else:
-            item.pid = message["pid"]
+            self._born(item, message["pid"])
 
     def _fail_order(self, item: Start | Handle, reason: Message) -> None:
         if isinstance(item, Handle):

@@ -18,6 +18,9 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+WORKER_TAG = "POLYARM_WORKER_PID"
+"""Variable by which what a worker starts can be told from what another one started."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -118,6 +121,14 @@ def fork_detached(main: Callable[[], object]) -> int:
     return pid
 
 
+def signal_name(number: int) -> str:
+    """A signal's name; real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def kill(pid: int) -> None:
     """SIGKILL a process of ours; nothing happens if it has ended already."""
     with contextlib.suppress(ProcessLookupError):
@@ -134,9 +145,22 @@ def how_it_ended(pid: int, patience_s: float = 0.2) -> str:
             break
         if reaped:
             code = os.waitstatus_to_exitcode(status)
-            return f"of {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+            return f"of {signal_name(-code)}" if code < 0 else f"with exit status {code}"
         time.sleep(0.001)
     return "for an unknown reason"
+
+
+def owner(pid: int) -> int | None:
+    """The worker a process belongs to, by the tag its environment carries or by its session."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        tags = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    for tag in tags:
+        if tag.startswith(WORKER_TAG.encode() + b"="):
+            return int(tag.partition(b"=")[2])
+    return int(stat.rsplit(")", 1)[1].split()[3])
 
 
 def children() -> list[int]:

@@ -130,6 +130,12 @@ class Ring:
         rows: Slots = self.slot_row[slots]
         return rows
 
+    def restore(self, slots: Slots, rows: Slots) -> None:
+        """Go back to the rows of these slots' last observations: no newer ones will come."""
+        if len(slots):
+            self.slot_row[slots] = rows
+            self._aligned = False
+
     def use_chunk(self, slots: Slots | None) -> None:
         """Note that these slots, or all, now work in the newest chunk segment."""
         if slots is None:

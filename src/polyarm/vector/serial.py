@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
-from polyarm.vector.board import Board, Doing, Op, Phase, Result, board_segment
-from polyarm.vector.engine import PHASE_OF, Done
+from polyarm.vector.board import Board, Op, Phase, Result, board_segment
+from polyarm.vector.engine import Done
 from polyarm.vector.failures import from_letter
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.slot import Shared, Slot, SlotSettings
@@ -48,7 +47,7 @@ class SerialEngine:
         self._plans = list(plans)
         self._max_restarts = max_restarts
         self._strikes = [0] * settings.num_envs
-        self._done: deque[Done] = deque()
+        self.done: list[Done] = []
         self._broken: set[int] = set()
         self._fatal: WorkerError | None = None
         self.lost: dict[int, SlotError] = {}
@@ -66,8 +65,8 @@ class SerialEngine:
             try:
                 self._build(plan.index)
             except Exception as error:
-                letter = describe_error(error)
-                failure = from_letter(letter, plan, Phase.BUILD, 0, 0, "")
+                letter = {**describe_error(error), "phase": "build", "step": 0}
+                failure = from_letter(letter, plan, 0, "")
                 raise BuildError(f"could not build {plan.spec.name}: {failure}") from error
         return [describe(slot.env) for slot in self._slots]
 
@@ -78,17 +77,22 @@ class SerialEngine:
                 if slot in self._broken:
                     self._build(slot)
                 self._slots[slot].execute()
-                self._done.append((slot, None))
+                self.done.append((slot, None))
             except Exception as error:  # noqa: BLE001  reported like a worker's
                 self._failed(slot, op, error)
 
-    def wait(self, min_slots: int, timeout_s: float | None) -> list[Done]:
-        """Slots that have answered; nothing is ever pending here."""
+    def wait(self, min_slots: int, timeout_s: float | None) -> None:
+        """Nothing is ever pending here: commands have run when `dispatch` returns."""
+        self.require_alive()
+
+    def require_alive(self) -> None:
+        """Raise what ended the engine, if something has."""
         if self._fatal is not None:
             raise self._fatal
-        done = list(self._done)
-        self._done.clear()
-        return done
+
+    def owing(self) -> set[int]:
+        """Slots whose answers have not been delivered."""
+        return {slot for slot, _ in self.done}
 
     def letter(self, slot: int) -> dict[str, Any]:
         """The letter that came with a slot's last answer; empty if none did."""
@@ -112,7 +116,7 @@ class SerialEngine:
             self._close_env(self._slots[slot])
             self._build(slot)
             self._slots[slot].post({"description": describe(self._slots[slot].env)})
-            self._done.append((slot, None))
+            self.done.append((slot, None))
         except Exception as error:  # noqa: BLE001  reported like a worker's
             self._failed(slot, Op.SWITCH, error)
 
@@ -129,6 +133,7 @@ class SerialEngine:
 
     def _build(self, index: int) -> None:
         plan = self._plans[index]
+        self._slots[index].publish(Phase.BUILD)
         env = build(plan)
         attach_display(plan, env)
         self._slots[index].install(env, plan.attributes)
@@ -143,10 +148,9 @@ class SerialEngine:
                 log.warning("closing the env of slot %d:\n%s", slot.index, traceback.format_exc())
 
     def _failed(self, slot: int, op: Op, error: Exception) -> None:
-        phase = PHASE_OF.get(op, Phase.CALL)
-        step = int(self.board.workers[0, Doing.STEP])
-        failure = from_letter(describe_error(error), self._plans[slot], phase, step, 0, "")
-        self._done.append((slot, failure))
+        letter = {**describe_error(error), **self._slots[slot].doing()}
+        failure = from_letter(letter, self._plans[slot], 0, "")
+        self.done.append((slot, failure))
         if op is Op.CALL:
             return
         self._close_env(self._slots[slot])

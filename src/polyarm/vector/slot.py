@@ -129,6 +129,12 @@ class Slot:
         words[at + Doing.SINCE_NS] = time.monotonic_ns()
         words[at + Doing.PHASE] = phase
 
+    def doing(self) -> dict[str, Any]:
+        """What was last published, for the report of an error."""
+        words, at = self._words, self._doing
+        phase = Phase(words[at + Doing.PHASE]).name.lower()
+        return {"phase": phase, "step": words[at + Doing.STEP]}
+
     def execute(self) -> None:
         """Run the slot's current command; raises what the env raises."""
         began = time.perf_counter_ns()

@@ -132,9 +132,8 @@ class Supervisor:
             if event["event"] == "ended":
                 self._on_ended(worker, event)
             elif event["event"] == "failed":
-                slots = [self._plans[slot] for slot in worker.slots]
-                errors = {p.index: failures.from_failed_start(event, p) for p in slots}
-                self.fail(worker, errors)
+                plans = [self._plans[slot] for slot in worker.slots]
+                self.fail(worker, failures.from_failed_start(event, plans))
                 self._replace(worker)
             elif event["event"] == "threads":
                 self._fall_back(event["threads"])
@@ -146,22 +145,20 @@ class Supervisor:
     ) -> None:
         """A worker has reported its build: it is ready, or a slot's env could not be built."""
         for slot in failed:
-            error = self.raised(worker, slot, Phase.BUILD, letters[slot])
-            shared = replace(error, kind="collateral", stack="", stderr="")
-            errors = {other: replace(shared, slot=other) for other in worker.slots}
+            error = self.raised(worker, slot, letters[slot])
+            plans = [self._plans[other] for other in worker.slots if other != slot]
             self.retire(worker)
-            self.fail(worker, {**errors, slot: error})
+            collateral = {plan.index: failures.as_collateral(error, plan) for plan in plans}
+            self.fail(worker, {slot: error, **collateral})
             return
         worker.stage = Stage.READY
         if worker.switching:
             worker.switching = False
             self._answer(worker.slots[0], None)
 
-    def raised(self, worker: WorkerState, slot: int, phase: Phase, letter: Message) -> SlotError:
+    def raised(self, worker: WorkerState, slot: int, letter: Message) -> SlotError:
         """The error of an env that raised, from its worker's letter."""
-        step = int(self._board.workers[worker.index, Doing.STEP])
-        stderr = self._tail(worker)
-        return failures.from_letter(letter, self._plans[slot], phase, step, worker.pid, stderr)
+        return failures.from_letter(letter, self._plans[slot], worker.pid, self._tail(worker))
 
     def strike(self, error: SlotError) -> None:
         """Charge a slot with a failure; too many in a row are fatal."""

@@ -166,13 +166,11 @@ class Worker:
         """Build, then answer wake-ups; returns when told to close."""
         if not self._build_all():
             sys.exit(1)
-        self._rest()
         while True:
             for _ in range(os.eventfd_read(self._fds.doorbell)):
                 self._sequence += 1
                 if not self._run(self._sequence):
                     return
-            self._rest()
 
     def _rest(self) -> None:
         self._board.words[self._phase_at] = _IDLE
@@ -190,9 +188,10 @@ class Worker:
                 self._board.results[slot.index, Result.FAILED] = 0
             except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
                 built = False
-                slot.post({"error": describe_error(error)})
+                slot.post({"error": {**describe_error(error), **slot.doing()}})
                 self._board.results[slot.index, Result.FAILED] = 1
                 break
+        self._rest()
         self._announce(self._sequence)
         os.write(self._fds.built, self._plan.worker.to_bytes(8, "little"))
         return built
@@ -219,10 +218,11 @@ class Worker:
                         self._repair(slot)
                     slot.execute()
             except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
-                slot.post({"error": describe_error(error)})
+                slot.post({"error": {**describe_error(error), **slot.doing()}})
                 words[result + Result.FAILED] = 1
                 if op != _CALL:
                     failed.append(slot)
+        self._rest()  # before the announcement: whoever dies after it was in no call
         self._announce(sequence)
         if failed and len(self._slots) == 1:
             self._close(failed[0])
@@ -230,6 +230,7 @@ class Worker:
         self._broken.update(slot.index for slot in failed)
         for slot in failed:
             self._rebuild_quietly(slot)
+            self._rest()
         return True
 
     def _announce(self, sequence: int) -> None:
@@ -279,6 +280,7 @@ def run_worker(
 ) -> None:
     """Body of a worker process, forked or fresh."""
     process.set_name(f"polyarm-w{plan.worker}")
+    os.environ[process.WORKER_TAG] = str(os.getpid())
     process.be_expendable()
     process.yield_to_trainer()
     faulthandler.enable(file=2, all_threads=True)

@@ -9,14 +9,15 @@ import logging
 import os
 import select
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from polyarm.errors import SlotError, WorkerError
 from polyarm.vector import host
-from polyarm.vector.board import Board, Command, Op, Phase, Result, board_segment
-from polyarm.vector.engine import PHASE_OF, Done
+from polyarm.vector.board import Board, Command, Op, Result, board_segment
+from polyarm.vector.engine import Done
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.signals import Completions
@@ -51,8 +52,9 @@ class WorkerEngine:
         self._plans = list(plans)
         self._workers = [WorkerState(index, tuple(slots)) for index, slots in enumerate(groups)]
         self._owner = [worker for worker in self._workers for _ in worker.slots]
-        self._done: list[Done] = []
+        self.done: list[Done] = []
         self._awaited: dict[Announcement, Sequence[int]] = {}
+        self._inbox: deque[Announcement] = deque()
         smallest = min(options.step_timeout_s, options.reset_timeout_s, options.build_timeout_s)
         self._check_every_s = min(max(smallest / 8, 0.005), 0.5)
         self._checked_at = 0.0
@@ -86,17 +88,14 @@ class WorkerEngine:
         """Build all envs; returns a description per slot."""
         for worker in self._workers:
             self._supervisor.launch(worker)
-        while any(worker.stage is not Stage.READY for worker in self._workers):
+        while any(worker.stage is not Stage.READY or not worker.pid for worker in self._workers):
             self._serve(None)
-            if self._supervisor.fatal is not None:
-                raise self._supervisor.fatal
+            self.require_alive()
         self._supervisor.starting = False
         return [self.letter(plan.index)["description"] for plan in self._plans]
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Publish the commands of these slots, all of them idle."""
-        if self._supervisor.fatal is not None:
-            raise self._supervisor.fatal
         groups: dict[WorkerState, list[int]] = {}
         for slot in slots:
             groups.setdefault(self._owner[slot], []).append(slot)
@@ -107,20 +106,29 @@ class WorkerEngine:
             else:
                 worker.deferred += mine
 
-    def wait(self, min_slots: int, timeout_s: float | None) -> list[Done]:
-        """Slots that have answered: at least ``min_slots``, or fewer when time is up."""
+    def wait(self, min_slots: int, timeout_s: float | None) -> None:
+        """Wait until ``done`` holds at least ``min_slots`` answers, or time is up."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         if timeout_s is not None:
             self._take_completions()
-        while len(self._done) < min_slots:
-            if self._supervisor.fatal is not None:
-                raise self._supervisor.fatal
+        while len(self.done) < min_slots and self._supervisor.fatal is None:
             left = None if end is None else max(0.0, end - time.monotonic())
             self._serve(left)
             if left == 0.0:
                 break
-        done, self._done = self._done, []
-        return done
+        self.require_alive()
+
+    def require_alive(self) -> None:
+        """Raise what ended the engine, if something has."""
+        fatal = self._supervisor.fatal or self._server.dead
+        if fatal is not None:
+            raise fatal
+
+    def owing(self) -> set[int]:
+        """Slots that have been commanded and whose answers have not been delivered."""
+        waiting = {slot for slots in self._awaited.values() for slot in slots}
+        deferred = {slot for worker in self._workers for slot in worker.deferred}
+        return waiting | deferred | {slot for slot, _ in self.done}
 
     def letter(self, slot: int) -> dict[str, Any]:
         """The letter that came with a slot's last answer; empty if none did."""
@@ -173,7 +181,7 @@ class WorkerEngine:
             while any(worker.pid for worker in leaving) and time.monotonic() < end:
                 self._serve(0.1)
         except (WorkerError, OSError) as error:
-            log.warning("closing: %s", error)
+            log.warning("closing: %s", str(error))
         finally:
             self._server.close()
             for worker in self._workers:
@@ -207,8 +215,10 @@ class WorkerEngine:
             self._supervisor.check_deadlines(now, self._busy())
 
     def _take_completions(self) -> None:
-        words, results_at = self.board.words, self._results_at
-        for announcement in self._completions.take():
+        words, results_at, inbox = self.board.words, self._results_at, self._inbox
+        inbox.extend(self._completions.take())
+        while inbox:  # kept on the engine: an interrupt must not lose what is not yet entered
+            announcement = inbox.popleft()
             # What is not awaited comes from a worker that has been replaced, and is dropped.
             slots = self._awaited.pop(announcement, None)
             if slots is None:
@@ -222,7 +232,7 @@ class WorkerEngine:
                 if words[at + Result.FAILED] or words[at + Result.SEQUENCE] != announcement[2]:
                     self._on_trouble(worker, slot, announcement[2])
                 else:
-                    self._done.append((slot, None))
+                    self.done.append((slot, None))
 
     def _on_built(self, worker: WorkerState) -> None:
         failed = [slot for slot in worker.slots if self.board.results[slot, Result.FAILED]]
@@ -240,9 +250,8 @@ class WorkerEngine:
                 f" the shared block is corrupt"
             )
         op = Op(int(self.board.commands[slot, Command.OP]))
-        phase = PHASE_OF.get(op, Phase.CALL)
-        error = self._supervisor.raised(worker, slot, phase, self.letter(slot)["error"])
-        self._done.append((slot, error))
+        error = self._supervisor.raised(worker, slot, self.letter(slot)["error"])
+        self.done.append((slot, error))
         if op is not Op.CALL:
             self._supervisor.strike(error)
             if len(worker.slots) == 1:
@@ -264,4 +273,4 @@ class WorkerEngine:
         return {worker for worker, _, _ in self._awaited}
 
     def _answer(self, slot: int, error: SlotError | None) -> None:
-        self._done.append((slot, error))
+        self.done.append((slot, error))

@@ -55,6 +55,7 @@ class Zygote:
         except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
             return {
                 "ok": False,
+                "kind": "exception",
                 "error_class": type(error).__name__,
                 "message": str(error) or type(error).__name__,
                 "stack": traceback.format_exc(),
@@ -72,7 +73,11 @@ class Zygote:
     def _build(self, message: Message) -> Message:
         from polyarm.vector.worker import build
 
-        self._envs = [build(plan) for plan in pickle.loads(message["plan"]).slots]
+        envs = []
+        for plan in pickle.loads(message["plan"]).slots:
+            self._channel.send({"ok": True, "building": plan.index})
+            envs.append(build(plan))
+        self._envs = envs
         return {"threads": self._settle()}
 
     def _settle(self) -> int:

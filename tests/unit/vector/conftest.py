@@ -1,4 +1,4 @@
-"""One vector env per test and engine: in process, one worker per slot, several slots per worker.
+"""One vector env per test and engine: in process, in workers of one slot, in workers of several.
 
 Envs that a test defines must be local to a function: workers cannot import a test module.
 """
@@ -15,15 +15,16 @@ import pytest
 
 from polyarm import VectorEnv, make_vec
 
-ENGINES = {"serial": 0, "workers": None, "shared": 2}
-"""Values of ``num_workers``; with four slots, ``shared`` puts two into each worker."""
+ENGINES = {"serial": 0, "mixed": 3, "single": None, "shared": 2}
+"""Values of ``num_workers`` for four slots: in process; workers of one, one and two slots, which is
+both kinds for the price of one start; one worker per slot; two slots per worker."""
 
 Make = Callable[..., VectorEnv]
 
 
-@pytest.fixture(params=list(ENGINES))
+@pytest.fixture(params=["serial", "single", "shared"])
 def engine(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Arguments of `make_vec` that choose the engine."""
+    """Arguments of `make_vec` that choose the engine; every way there is."""
     return {"num_workers": ENGINES[request.param]}
 
 
@@ -39,14 +40,23 @@ def make_any() -> Iterator[Make]:
         yield make
 
 
+@pytest.fixture(params=["serial", "mixed"])
+def make(make_any: Make, request: pytest.FixtureRequest) -> Make:
+    """`make_vec` with four slots, in process and in workers; closed after the test."""
+    return _fixed(make_any, ENGINES[request.param])
+
+
 @pytest.fixture
-def make(make_any: Make, engine: dict[str, Any]) -> Make:
-    """`make_vec` with four slots over each engine in turn; closed after the test."""
+def make_everywhere(make_any: Make, engine: dict[str, Any]) -> Make:
+    """`make_vec` with four slots over every engine there is; closed after the test."""
+    return _fixed(make_any, engine["num_workers"])
 
-    def over_engine(tasks: Any, **options: Any) -> VectorEnv:
-        return make_any(tasks, **{**engine, **options})
 
-    return over_engine
+def _fixed(make_any: Make, num_workers: int | None) -> Make:
+    def make(tasks: Any, **options: Any) -> VectorEnv:
+        return make_any(tasks, **{"num_workers": num_workers, **options})
+
+    return make
 
 
 @pytest.fixture

@@ -68,8 +68,8 @@ def test_episodes_in_chunks_equal_episodes_in_steps(make):
             np.testing.assert_array_equal(obs[slot], expected)
 
 
-def test_next_step_the_call_after_an_end_only_resets(make):
-    env = make(partial(CountingEnv, length=10, truncate=True))
+def test_next_step_the_call_after_an_end_only_resets(make_any):
+    env = make_any(partial(CountingEnv, length=10, truncate=True))
     env.reset(seed=0)
     env.step_chunk(zeros())
     obs, rewards, terminated, truncated, info = env.step_chunk(zeros())
@@ -135,8 +135,8 @@ def test_slots_end_their_chunks_each_at_its_own_step(make):
         )
 
 
-def test_chunks_of_discrete_actions(make):
-    env = make("gym/CartPole-v1")
+def test_chunks_of_discrete_actions(make_any):
+    env = make_any("gym/CartPole-v1")
     env.reset(seed=0)
     obs, rewards, *_ = env.step_chunk(np.tile([0, 1], (4, 3)))
     assert rewards.shape == (4, 6)
@@ -269,8 +269,8 @@ def test_a_frame_is_rendered_only_where_it_is_delivered(make):
         assert env.get_attr("frames_rendered") == (expected,) * 4
 
 
-def test_without_frames_there_are_no_frame_keys(make):
-    env = make("toy/count-10", cameras=("front", "wrist"), image_size=(4, 4), frames="none")
+def test_without_frames_there_are_no_frame_keys(make_any):
+    env = make_any("toy/count-10", cameras=("front", "wrist"), image_size=(4, 4), frames="none")
     assert set(env.single_observation_space) == {"state"}
     obs, _ = env.reset(seed=0)
     assert set(obs) == {"state"}

@@ -66,8 +66,8 @@ def sync(task, *, mode="next_step", num_envs=4):
 # Shapes, views and their lifetimes.
 
 
-def test_observations_have_the_shapes_and_dtypes_of_the_batched_space(make):
-    env = make(CountingEnv)
+def test_observations_have_the_shapes_and_dtypes_of_the_batched_space(make_any):
+    env = make_any(CountingEnv)
     obs, _ = env.reset(seed=0)
     assert obs["pixels/front"].shape == (4, 8, 8, 3)
     assert obs["pixels/front"].dtype == np.uint8
@@ -106,8 +106,8 @@ def test_the_ring_is_one_contiguous_tensor_at_any_image_size(make_any, size):
     assert history["row"] == horizon
 
 
-def test_rewinding_keeps_the_newest_row(make):
-    env = make(CountingEnv, ring=4)
+def test_rewinding_keeps_the_newest_row(make_any):
+    env = make_any(CountingEnv, ring=4)
     env.reset(seed=0)
     for _ in range(5):
         obs, *_ = env.step(NOTHING)
@@ -122,8 +122,8 @@ def test_rewinding_keeps_the_newest_row(make):
     assert obs["state"][:, 1].tolist() == [6] * 4
 
 
-def test_a_view_is_valid_until_the_second_following_step(make):
-    env = make(CountingEnv)
+def test_a_view_is_valid_until_the_second_following_step(make_any):
+    env = make_any(CountingEnv)
     obs, _ = env.reset(seed=0)
     for _ in range(6):
         kept = copy.deepcopy(obs)
@@ -418,8 +418,8 @@ def test_a_callable_may_be_a_string_a_lambda_a_partial_or_local(make):
     assert "LocalEnv" in env.tasks[2]
 
 
-def test_tasks_are_dealt_to_the_slots_in_turn(make):
-    env = make(["toy/count-3", "toy/count-50"], cameras=("front",), image_size=(4, 4))
+def test_tasks_are_dealt_to_the_slots_in_turn(make_any):
+    env = make_any(["toy/count-3", "toy/count-50"], cameras=("front",), image_size=(4, 4))
     assert env.tasks == ("toy/count-3", "toy/count-50") * 2
     env.reset(seed=0)
     for _ in range(3):
@@ -578,8 +578,8 @@ def test_scalar_and_empty_observations_travel(make):
 # The end.
 
 
-def test_a_closed_env_refuses_every_call(make):
-    with make(CountingEnv) as env:
+def test_a_closed_env_refuses_every_call(make_everywhere):
+    with make_everywhere(CountingEnv) as env:
         env.reset(seed=0)
     calls = [
         env.reset,
@@ -619,8 +619,8 @@ def test_an_env_that_is_forgotten_cleans_up_after_itself(engine):
     gc.collect()
 
 
-def test_an_env_closed_with_sends_pending_cleans_up(make):
-    env = make(CountingEnv)
+def test_an_env_closed_with_sends_pending_cleans_up(make_everywhere):
+    env = make_everywhere(CountingEnv)
     env.reset(seed=0)
     env.send(NOTHING)
     env.close()
@@ -645,12 +645,12 @@ def test_an_env_that_fails_to_close_is_dropped_all_the_same(make, tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_an_env_that_failed_is_closed_before_it_is_replaced(make, tmp_path):
+def test_an_env_that_failed_is_closed_before_it_is_replaced(make_everywhere, tmp_path):
     class ClosingEnv(CrashingEnv):
         def close(self):
             (tmp_path / f"{id(self)}-{self.np_random.integers(2**40)}").touch()
 
-    env = make(partial(ClosingEnv, at=2))
+    env = make_everywhere(partial(ClosingEnv, at=2))
     env.reset(seed=0)
     env.step(NOTHING)
     _, _, _, truncated, _ = env.step(NOTHING)
@@ -659,8 +659,8 @@ def test_an_env_that_failed_is_closed_before_it_is_replaced(make, tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_task_can_be_switched(make):
-    env = make("toy/count-3", cameras=("front",), image_size=(4, 4))
+def test_a_task_can_be_switched(make_everywhere):
+    env = make_everywhere("toy/count-3", cameras=("front",), image_size=(4, 4))
     env.reset(seed=0)
     env.switch_task([1, 2], "toy/count-10")
     assert env.get_attr("length") == (3, 10, 10, 3)
@@ -683,8 +683,8 @@ def test_a_switched_slot_is_reset_by_its_next_step(make):
     assert info["steps"].tolist() == [1, 1, 0, 1]
 
 
-def test_a_slot_cannot_switch_to_a_task_with_other_spaces(make):
-    env = make(CountingEnv, max_restarts=0)
+def test_a_slot_cannot_switch_to_a_task_with_other_spaces(make_everywhere):
+    env = make_everywhere(CountingEnv, max_restarts=0)
     env.reset(seed=0)
     with pytest.raises(polyarm.PolyarmError, match="spaces"):
         env.switch_task([1], NoisyEnv)

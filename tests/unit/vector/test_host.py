@@ -154,7 +154,7 @@ def test_a_chunk_that_cannot_fit_is_refused_and_the_env_stays_usable(make, monke
         for call in (env.step_chunk, env.send):
             with pytest.raises(HostLimit):
                 call(np.zeros((4, 50, 2), np.float32))
-    obs, rewards, *_ = env.step_chunk(np.zeros((4, 2, 2), np.float32))
+    _, rewards, *_ = env.step_chunk(np.zeros((4, 2, 2), np.float32))
     assert rewards.tolist() == [[2, 3]] * 4
 
 

@@ -17,8 +17,8 @@ def by_slot(ready, values):
     return dict(zip(ready.slots.tolist(), np.asarray(values).tolist(), strict=True))
 
 
-def test_what_was_sent_is_received_with_its_slots(make):
-    env = make(CountingEnv)
+def test_what_was_sent_is_received_with_its_slots(make_everywhere):
+    env = make_everywhere(CountingEnv)
     env.reset(seed=0)
     actions = np.array([[0.5, 0], [0.25, 0]], np.float32)
     env.send(actions, [3, 1])
@@ -130,8 +130,8 @@ def test_the_received_batch_lives_in_a_buffer_that_is_used_again(make_any):
     assert first.rewards.tolist() == [1] * 4
 
 
-def test_slots_come_together_again_after_going_their_own_ways(make):
-    env = make(partial(CountingEnv, length=100))
+def test_slots_come_together_again_after_going_their_own_ways(make_everywhere):
+    env = make_everywhere(partial(CountingEnv, length=100))
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     expected = np.zeros(4, int)
@@ -159,8 +159,8 @@ def test_resetting_some_slots_keeps_what_the_others_last_showed(make):
     assert obs["state"][:, :2].tolist() == [[1, 0], [1, 3], [2, 1], [3, 1]]
 
 
-def test_each_slot_has_its_rows_in_the_ring(make):
-    env = make(partial(CountingEnv, length=100), ring=4)
+def test_each_slot_has_its_rows_in_the_ring(make_any):
+    env = make_any(partial(CountingEnv, length=100), ring=4)
     env.reset(seed=0)
     for _ in range(3):
         env.send(ONE, [2])
