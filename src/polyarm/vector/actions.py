@@ -31,6 +31,8 @@ class ActionCheck:
         self._space = space
         self._leaves = list(leaves)
         self._clip = clip
+        only = self._leaves[0] if len(self._leaves) == 1 else None
+        self._plain = (only.shape, only.dtype, only) if only is not None and not only.path else None
 
     def __call__(
         self, actions: Any, slots: Slots, *, chunked: bool | None
@@ -48,6 +50,10 @@ class ActionCheck:
         Raises:
             InvalidAction: Naming the slot and the value.
         """
+        if self._plain is not None and type(actions) is np.ndarray:
+            shape, dtype, leaf = self._plain
+            if not chunked and actions.shape == (len(slots), *shape) and actions.dtype == dtype:
+                return [self._check_values(actions[:, np.newaxis], leaf, slots)], None
         checked: list[Array] = []
         chunk: int | None = None
         for place, leaf in enumerate(self._leaves):
@@ -94,7 +100,7 @@ class ActionCheck:
                 with np.errstate(over="ignore"):
                     array = array.astype(leaf.dtype)
             finite = np.isfinite(array)
-            if not finite.all():
+            if np.count_nonzero(finite) != finite.size:
                 raise _refusal(array, ~finite, leaf, slots, "is not finite")
         space = leaf.space
         if isinstance(space, spaces.Box):

@@ -58,7 +58,7 @@ class InfoAssembler:
         if self._ring.infos is not None:
             infos = self._ring.infos.read(slots, without)
         letters = self._letters if slots is None else self._letters[slots]
-        if letters.any():
+        if np.count_nonzero(letters):
             for place in np.flatnonzero(letters).tolist():
                 slot = int(chosen[place])
                 if slot not in failures:

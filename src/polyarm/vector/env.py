@@ -125,7 +125,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         )
         self._infos = InfoAssembler(engine, self._ring, settings)
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
-        self._interrupted = False
+        self._underway: tuple[Slots, int | None] | None = None
         self._written: tuple[int, int, int, int] | None = None
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
@@ -210,7 +210,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Raises:
             InvalidAction: Before anything is sent; the env stays usable.
         """
-        self._require_idle("step")
+        if self.closed or self._underway is not None or self._ledger.pending:
+            self._require_idle("step")
         arrays, _ = self._check(actions, self._ledger.all, chunked=False)
         return self._lockstep(arrays, None)
 
@@ -232,7 +233,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _lockstep(self, arrays: list[Array], chunk: int | None) -> Step:
         ledger, ring = self._ledger, self._ring
         ledger.require_steppable(ledger.all)
-        self._forget_losses(ledger.all, ended=True)
+        if self._engine.lost:
+            self._forget_losses(ledger.all, ended=True)
         ring.reserve(chunk or 1)
         ring.write_actions(slice(None), arrays, chunk or 1)
         row = ring.advance_all()
@@ -260,19 +262,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if options:
             self._write_letters(slots, [options] * len(slots))
         self._ledger.commanded(some, reset=op is Op.RESET)
-        engine, ledger = self._engine, self._ledger
-        ledger.pending.update(dict.fromkeys(slots.tolist(), chunk))
-        self._interrupted = True
+        self._underway = (slots, chunk)
         self._dispatch(slots, op)
-        engine.wait(len(slots), None)
-        failures = {slot: failure for slot, failure in engine.done if failure is not None}
-        self._interrupted = False
-        return failures
+        self._engine.wait(len(slots), None)
+        return {slot: failure for slot, failure in self._engine.done if failure is not None}
 
     def _delivered(self) -> None:
         """A lockstep call's answers have been entered in the books."""
         self._engine.done.clear()
-        self._ledger.pending.clear()
+        self._underway = None
 
     # Asynchronous: each slot on its own.
 
@@ -299,9 +297,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._write_commands(chosen, Op.STEP, rows, chunk or 1)
         self._ledger.commanded(chosen, reset=False)
         self._ledger.pending.update(dict.fromkeys(chosen.tolist(), chunk))
-        self._interrupted = True
+        self._underway = (chosen, chunk)
         self._dispatch(chosen, Op.STEP)
-        self._interrupted = False
+        self._underway = None
 
     def send_reset(
         self,
@@ -326,9 +324,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._write_letters(chosen, [options] * len(chosen))
         self._ledger.commanded(chosen, reset=True)
         self._ledger.pending.update(dict.fromkeys(chosen.tolist()))
-        self._interrupted = True
+        self._underway = (chosen, None)
         self._dispatch(chosen, Op.RESET)
-        self._interrupted = False
+        self._underway = None
 
     def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
         """Results of slots that are ready, first come, first served.
@@ -543,13 +541,16 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._engine.done.clear()
         return done
 
-    def _recover(self) -> None:
-        """After an exception cut a call short: what was never commanded is not pending."""
-        self._interrupted = False
-        owing = self._engine.owing()
-        never = np.array([slot for slot in self._ledger.pending if slot not in owing], np.intp)
-        for slot in never.tolist():
-            del self._ledger.pending[slot]
+    def _recover(self, slots: Slots, chunk: int | None) -> None:
+        """After an exception cut a call short: what was commanded can still be received."""
+        self._underway = None
+        owing, pending = self._engine.owing(), self._ledger.pending
+        never = np.array([slot for slot in slots.tolist() if slot not in owing], np.intp)
+        for slot in slots.tolist():
+            if slot in owing:
+                pending[slot] = chunk
+            else:
+                pending.pop(slot, None)
         self._ring.restore(never, self._ledger.last_row[never])
 
     def _forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
@@ -607,8 +608,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self.closed:
             raise ClosedEnv("this vector env has been closed")
         self._engine.require_alive()
-        if self._interrupted:
-            self._recover()
+        if self._underway is not None:
+            self._recover(*self._underway)
 
 
 def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> None:

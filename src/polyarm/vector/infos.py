@@ -83,6 +83,8 @@ class InfoWriter:
 
     def write(self, info: Mapping[str, Any]) -> list[str]:
         """Write what fits; returns the names of keys that don't."""
+        if not self._targets:
+            return list(info)
         self._present[:] = False
         dropped = []
         for name, value in info.items():
@@ -125,7 +127,7 @@ class InfoReader:
         if not self._values:
             return infos
         present = self._present if slots is None else self._present[slots]
-        complete = not without and bool(present.all())
+        complete = not without and np.count_nonzero(present) == present.size
         for place, (name, values) in enumerate(self._values):
             mask = present[:, place].copy()
             if without:

@@ -101,8 +101,9 @@ class Ledger:
             self._last_chunk = self._ring.slot_chunk
         else:
             self._last_chunk = list(self._ring.slot_chunk)
-        # Most steps neither end nor start an episode: one look at the bytes tells.
-        if self._eventful or failures or b"\1" in flags[:2].tobytes() or not steps.all():
+        # Most steps neither end nor start an episode.
+        ended = np.count_nonzero(flags[:2])
+        if self._eventful or failures or ended or np.count_nonzero(steps) != len(steps):
             self._enter_events(self.all if slots is None else slots, flags, steps, failures)
         return flags, steps
 

@@ -5,9 +5,9 @@ The same code serves worker processes and the in-process engine, so both give th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Any, Literal
 
 import gymnasium
@@ -126,7 +126,7 @@ class Slot:
         words, at = self._words, self._doing
         words[at + Doing.SLOT] = self.index
         words[at + Doing.STEP] = step
-        words[at + Doing.SINCE_NS] = time.monotonic_ns()
+        words[at + Doing.SINCE_NS] = monotonic_ns()
         words[at + Doing.PHASE] = phase
 
     def doing(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Slot:
 
     def execute(self) -> None:
         """Run the slot's current command; raises what the env raises."""
-        began = time.perf_counter_ns()
+        began = monotonic_ns()
         words, command, result = self._words, self._command, self._result
         words[result + Result.LETTER] = 0
         self._sim_ns = self._frames_ns = self._obs_ns = self._toggle_ns = 0
@@ -157,7 +157,7 @@ class Slot:
         words[result + Result.FRAMES_NS] = self._frames_ns
         words[result + Result.OBS_NS] = self._obs_ns
         words[result + Result.TOGGLE_NS] = self._toggle_ns
-        words[result + Result.TOTAL_NS] = time.perf_counter_ns() - began
+        words[result + Result.TOTAL_NS] = monotonic_ns() - began
 
     def post(self, letter: Mapping[str, Any]) -> None:
         """Leave a letter for the trainer; it goes out with this command's completion."""
@@ -199,8 +199,8 @@ class Slot:
         segment = layout.chunk_segment(capacity)
         views = segment.views(self._shared.block.map(offset, segment.nbytes))
         actions = {leaf.path: views[("action", *leaf.path)][slot] for leaf in layout.action}
-        self._read_action = _action_reader(self.env.action_space, actions)
-        self._rewards = views[("rewards",)][:, slot]
+        self._read_actions = _action_reader(self.env.action_space, actions)
+        self._reward_rows = [rewards[slot] for rewards in views[("rewards",)]]
         space = self._settings.delivered(self.env.observation_space)
         if layout.every:
             valid = views[("frame_valid",)][:, slot]
@@ -217,37 +217,55 @@ class Slot:
         self._info_writer = InfoWriter(schema, views, self.index)
 
     def _step(self, row: int, chunk: int) -> None:
-        every = self._layout.every
-        rewards = self._rewards[row]
-        executed, terminated, truncated = 0, False, False
+        """Run up to ``chunk`` actions; the loop below is the hot path of every worker."""
+        words, doing, step = self._words, self._doing, self.env.step
+        every, switch, clock = self._layout.every, self._switch, self._clock
+        rewards, actions = self._reward_rows[row], self._read_actions(chunk)
+        rendered_s = clock.frame_seconds if clock is not None else 0.0
+        executed = spent = 0
         if not every:
             self._bind_row(row, 0)
-        while executed < chunk and not (terminated or truncated):
+        words[doing + Doing.SLOT] = self.index
+        step_at, since_at = doing + Doing.STEP, doing + Doing.SINCE_NS
+        phase_at = doing + Doing.PHASE
+        while True:
             framed = every or executed == chunk - 1
-            self._set_frames(wanted=framed)
+            if switch is not None:
+                self._set_frames(wanted=framed)
             if every:
                 self._bind_row(row, executed)
-            action = self._read_action(executed)
-            self.publish(_STEPPING, executed)
-            obs, reward, terminated, truncated, info = self._timed(self.env.step, action)
+            began = monotonic_ns()
+            words[step_at] = executed
+            words[since_at] = began
+            words[phase_at] = _STEPPING
+            obs, reward, terminated, truncated, info = step(actions[executed])
+            spent += monotonic_ns() - began
             rewards[executed] = reward
             if every:
                 self._write(row, executed, obs)
             executed += 1
+            ended = terminated or truncated
+            if ended or executed == chunk:
+                break
         if executed < chunk:
             rewards[executed:chunk] = 0.0
         if not every:
             self._write(row, 0, obs, rendered=framed)
+        if clock is not None:
+            rendered_ns = int((clock.frame_seconds - rendered_s) * 1e9)
+            self._frames_ns += rendered_ns
+            spent -= rendered_ns
+        self._sim_ns += spent
         self._finish(row, chunk, executed, terminated=bool(terminated), truncated=bool(truncated))
-        if (terminated or truncated) and self._settings.autoreset == "same_step":
+        if ended and self._settings.autoreset == "same_step":
             self._reset_in_step(row, executed - 1 if every else 0, info)
         else:
-            self._ended = bool(terminated or truncated)
+            self._ended = bool(ended)
             self._send_info(info, whole=self._ended)
 
     def _reset(self, row: int, chunk: int) -> None:
         obs, info = self._reset_env(row, 0)
-        self._rewards[row, :chunk] = 0.0
+        self._reward_rows[row][:chunk] = 0.0
         self._write(row, 0, obs)
         self._finish(row, chunk, 0, terminated=False, truncated=False)
         self._ended = False
@@ -292,24 +310,23 @@ class Slot:
     def _timed(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call into the env; what it spends rendering counts as frames, the rest as simulation."""
         clock = self._clock
-        frames_s = clock.frame_seconds if clock is not None else 0.0
-        began = time.perf_counter_ns()
+        rendered_s = clock.frame_seconds if clock is not None else 0.0
+        began = monotonic_ns()
         value = function(*args, **kwargs)
-        spent = time.perf_counter_ns() - began
+        self._sim_ns += monotonic_ns() - began
         if clock is not None:
-            frames_ns = int((clock.frame_seconds - frames_s) * 1e9)
-            self._frames_ns += frames_ns
-            spent -= frames_ns
-        self._sim_ns += spent
+            rendered_ns = int((clock.frame_seconds - rendered_s) * 1e9)
+            self._frames_ns += rendered_ns
+            self._sim_ns -= rendered_ns
         return value
 
     def _set_frames(self, *, wanted: bool) -> None:
         if self._switch is not None:
             wanted = wanted and self._settings.frames != "none"
             if self._switch.frames_enabled != wanted:
-                began = time.perf_counter_ns()
+                began = monotonic_ns()
                 self._switch.frames_enabled = wanted
-                self._toggle_ns += time.perf_counter_ns() - began
+                self._toggle_ns += monotonic_ns() - began
 
     def _bind_row(self, row: int, place: int) -> None:
         if self._bind is not None:
@@ -318,10 +335,11 @@ class Slot:
     def _write(self, row: int, place: int, obs: Any, *, rendered: bool = True) -> None:
         frames = None
         if not rendered and self._switch is not None and self._observations.has_frames:
-            frames = self._timed(self._switch.terminal_frame) or {}
-        began = time.perf_counter_ns()
+            # Inside `_step`, whose own reading of the frame clock covers this rendering.
+            frames = self._switch.terminal_frame() or {}
+        began = monotonic_ns()
         self._observations.write(row, place, obs, frames)
-        self._obs_ns += time.perf_counter_ns() - began
+        self._obs_ns += monotonic_ns() - began
 
     def _send_info(self, info: Mapping[str, Any], *, whole: bool, **extras: Any) -> None:
         """Infos go into the block once their keys are known; by mail before, and when whole."""
@@ -337,13 +355,16 @@ class Slot:
 
 def _action_reader(
     space: gymnasium.Space[Any], actions: Mapping[tuple[str, ...], Array]
-) -> Callable[[int], Any]:
-    """A function from a step's place in the chunk to an action the env may keep and change."""
+) -> Callable[[int], list[Any]]:
+    """A function from a chunk's length to its actions, which the env may keep and change."""
     if isinstance(space, gymnasium.spaces.Dict):
-        return lambda k: nest(space, {path: _own(values[k]) for path, values in actions.items()})
+
+        def read_nested(chunk: int) -> list[Any]:
+            owned = {path: values[:chunk].copy() for path, values in actions.items()}
+            return [
+                nest(space, {path: own[k] for path, own in owned.items()}) for k in range(chunk)
+            ]
+
+        return read_nested
     (values,) = actions.values()
-    return lambda k: _own(values[k])
-
-
-def _own(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
+    return lambda chunk: list(values[:chunk].copy())

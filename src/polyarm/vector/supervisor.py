@@ -270,7 +270,7 @@ class Supervisor:
             if poll.poll(100):
                 for event in self._server.receive():
                     if event["event"] == "tail":
-                        text = str(event["stderr"])
+                        text = str(event["stderr"]) if event["worker"] == worker.index else text
                     else:
                         self._events.append(event)
         return text or ""

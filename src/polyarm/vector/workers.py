@@ -52,6 +52,7 @@ class WorkerEngine:
         self._plans = list(plans)
         self._workers = [WorkerState(index, tuple(slots)) for index, slots in enumerate(groups)]
         self._owner = [worker for worker in self._workers for _ in worker.slots]
+        self._everybody = {worker: list(worker.slots) for worker in self._workers}
         self.done: list[Done] = []
         self._awaited: dict[Announcement, Sequence[int]] = {}
         self._inbox: deque[Announcement] = deque()
@@ -96,9 +97,12 @@ class WorkerEngine:
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Publish the commands of these slots, all of them idle."""
-        groups: dict[WorkerState, list[int]] = {}
-        for slot in slots:
-            groups.setdefault(self._owner[slot], []).append(slot)
+        if len(slots) == len(self._plans):
+            groups = self._everybody
+        else:
+            groups = {}
+            for slot in slots:
+                groups.setdefault(self._owner[slot], []).append(slot)
         now = time.monotonic()
         for worker, mine in groups.items():
             if worker.stage is Stage.READY or worker.stage is Stage.STARTING:
