@@ -145,9 +145,10 @@ def test_observations_become_tensors(make_any):
 
 def test_gymnasiums_video_recorder_works(make_any, tmp_path):
     pytest.importorskip("moviepy", reason="needs moviepy: pip install moviepy")
-    env = wrappers.RecordVideo(make_any(CAMERA), str(tmp_path), video_aspect_ratio=(1, 1))
+    folder = str(tmp_path / "videos")
+    env = wrappers.RecordVideo(make_any(CAMERA), folder, video_aspect_ratio=(1, 1))
     env.reset(seed=0)
     for _ in range(8):
         env.step(np.zeros((4, 2), np.float32))
     env.close()
-    assert list(tmp_path.glob("*.mp4"))
+    assert list((tmp_path / "videos").glob("*.mp4"))
