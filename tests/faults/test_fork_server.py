@@ -40,10 +40,11 @@ def test_a_killed_fork_server_is_an_error_and_takes_the_workers_with_it(probe, s
         if state == "restarting":
             os.kill(look.pid(1), signal.SIGKILL)
         os.kill(look.server_pid, signal.SIGKILL)
+        # The server dies a moment after the signal was sent: until then a step may still work.
+        look.wait_until(lambda: not any(look.running(pid) for pid in pids))
         for _ in range(2):
             with pytest.raises(ForkServerDied, match="-9"):
                 envs.recv(3) if state == "stepping" else envs.step(look.actions())
-        look.wait_until(lambda: not any(look.running(pid) for pid in pids))
     finally:
         began = time.monotonic()
         envs.close()

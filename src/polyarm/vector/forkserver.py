@@ -95,6 +95,7 @@ class ForkServer:
                 self._check_memory()
                 self._start_queued()
                 self._kill_orphans()
+                self._nursery.keep_spares()
         finally:
             self._kill_everything()
 
@@ -106,8 +107,8 @@ class ForkServer:
         wait = max(0.0, min(deadlines, default=float("inf")) - time.monotonic())
         if self._memory_limit is not None:
             wait = min(wait, _MEMORY_CHECK_S)
-        if self._queue:
-            wait = min(wait, 0.25)
+        if self._queue or self._nursery.wants_spares():
+            wait = min(wait, 0.1)
         return None if wait == float("inf") else wait
 
     def _from_trainer(self) -> None:
@@ -251,7 +252,7 @@ class ForkServer:
                 break
             if pid in self._children:
                 self._ended(self._children[pid], status)
-            elif pid not in self._nursery.pids():
+            elif not self._nursery.ended(pid):
                 self._reaped_early[pid] = status
         self._orphans_due = True
 

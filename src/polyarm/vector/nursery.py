@@ -26,6 +26,8 @@ from polyarm.vector.zygote import run_zygote
 Key = tuple[object, ...]
 
 _LAST_WORDS_S = 0.5
+_CALM_S = 0.1
+_DISAPPOINTED_S = 10.0
 
 
 @dataclass(eq=False)
@@ -66,6 +68,32 @@ class Start:
 
 
 @dataclass(eq=False)
+class Spare:
+    """A process forked from a zygote ahead of need, so that a restart does not wait for a fork.
+
+    Attributes:
+        channel: Connection to it; the first message makes it a worker.
+        unborn: Its end of the channel, until it has been forked.
+        capture: Its stderr.
+        pid: Its process id, once known.
+    """
+
+    channel: Channel
+    unborn: socket.socket | None
+    capture: Capture = field(default_factory=Capture)
+    pid: int | None = None
+
+    def close(self, watcher: Watcher) -> None:
+        """Kill it, if it lives, and close every descriptor held for it."""
+        if self.pid is not None:
+            process.kill(self.pid)
+        self.channel.close()
+        watcher.close_capture(self.capture)
+        if self.unborn is not None:
+            self.unborn.close()
+
+
+@dataclass(eq=False)
 class Handle:
     """A zygote as the fork server sees it.
 
@@ -83,6 +111,7 @@ class Handle:
         sent: Orders it has not answered yet, oldest first.
         building: The slot whose env it is building.
         overdue: Whether it has been asked for its last words.
+        spare: A worker forked ahead of need.
         used_at: When it was last needed.
     """
 
@@ -95,10 +124,11 @@ class Handle:
     pid: int | None = None
     deadline: float = float("inf")
     ready: bool = False
-    waiting: deque[Start | Handle] = field(default_factory=deque)
-    sent: deque[Start | Handle] = field(default_factory=deque)
+    waiting: deque[Order] = field(default_factory=deque)
+    sent: deque[Order] = field(default_factory=deque)
     building: int | None = None
     overdue: bool = False
+    spare: Spare | None = None
     used_at: float = 0.0
 
     def expect_answer(self) -> None:
@@ -113,11 +143,17 @@ class Handle:
 
     def close(self, watcher: Watcher) -> None:
         """Close every descriptor held for it."""
+        if self.spare is not None:
+            self.spare.close(watcher)
         watcher.unwatch(self.channel.fileno())
         self.channel.close()
         watcher.close_capture(self.capture)
         if self.unborn is not None:
             self.unborn.close()
+
+
+Order = Start | Handle | Spare
+"""What a zygote is asked to fork."""
 
 
 class Nursery:
@@ -153,8 +189,54 @@ class Nursery:
         return iter(list(self._handles.values()))
 
     def order(self, start: Start) -> None:
-        """Have a worker forked for ``start``."""
-        self._pass_on(self._zygote_for(start.message), start)
+        """Have a worker for ``start``: the zygote's spare if there is one, else a new fork."""
+        handle = self._zygote_for(start.message)
+        spare, handle.spare = handle.spare, None
+        if spare is None or not self._employ(spare, start):
+            self._pass_on(handle, start)
+        handle.used_at = time.monotonic()
+
+    def keep_spares(self) -> None:
+        """Have every built zygote that is at rest fork a spare."""
+        now = time.monotonic()
+        for handle in self._spareless():
+            if now - handle.used_at > _CALM_S:
+                ours, theirs = Channel.pair()
+                spare = Spare(Channel(ours, blocking=False), theirs)
+                self._watcher.watch_capture(spare.capture)
+                self._pass_on(handle, spare)
+
+    def wants_spares(self) -> bool:
+        """Whether `keep_spares` will have something to do soon."""
+        return bool(self._spareless())
+
+    def ended(self, pid: int) -> bool:
+        """Note that a process has ended; False if it was neither a zygote nor a spare."""
+        for handle in self:
+            if handle.spare is not None and handle.spare.pid == pid:
+                handle.spare.pid = None
+                handle.spare.close(self._watcher)
+                handle.spare = None
+                handle.used_at = time.monotonic() + _DISAPPOINTED_S
+                return True
+        return pid in self.pids()
+
+    def _spareless(self) -> list[Handle]:
+        return [h for h in self if h.key[0] == "built" and h.idle and h.spare is None]
+
+    def _employ(self, spare: Spare, start: Start) -> bool:
+        """Make a spare the worker of ``start``; False if it is of no use any more."""
+        try:
+            spare.channel.send({"plan": start.message["plan"]}, (os.dup(start.doorbell),))
+        except OSError:
+            spare.close(self._watcher)
+            return False
+        spare.channel.close()
+        self._watcher.unwatch(start.capture.read_fd)
+        start.drop()
+        start.capture = spare.capture
+        self._on_started(start, spare.pid or 0)
+        return True
 
     def fail(self, handle: Handle, reason: Message) -> None:
         """Give up a zygote and everything that waits for it."""
@@ -208,7 +290,8 @@ class Nursery:
 
     def pids(self) -> set[int]:
         """Pids of all zygotes."""
-        return {handle.pid for handle in self if handle.pid is not None}
+        spares = (handle.spare for handle in self if handle.spare is not None)
+        return {one.pid for one in (*self, *spares) if one.pid is not None}
 
     def expecting(self) -> bool:
         """Whether a process may exist whose pid has not been reported yet."""
@@ -227,7 +310,7 @@ class Nursery:
             elif handle.ready:
                 item = handle.sent.popleft()
                 handle.expect_answer()
-                self._answered(item, message)
+                self._answered(handle, item, message)
             else:
                 handle.ready, handle.building = True, None
                 handle.expect_answer()
@@ -301,7 +384,7 @@ class Nursery:
         self._born(handle, pid)
         return handle
 
-    def _pass_on(self, handle: Handle, item: Start | Handle) -> None:
+    def _pass_on(self, handle: Handle, item: Order) -> None:
         handle.used_at = time.monotonic()
         if not handle.ready:
             handle.waiting.append(item)
@@ -313,19 +396,25 @@ class Nursery:
             self._send(handle, {"op": "worker", "plan": plan}, item.hand_over())
         elif item.unborn is not None:
             end, item.unborn = item.unborn.detach(), None
-            self._send(handle, {"op": "zygote"}, (end, item.capture.hand_over()))
+            op = "zygote" if isinstance(item, Handle) else "spare"
+            self._send(handle, {"op": op}, (end, item.capture.hand_over()))
 
-    def _answered(self, item: Start | Handle, message: Message) -> None:
+    def _answered(self, handle: Handle, item: Order, message: Message) -> None:
         if "pid" not in message:
             self._fail_order(item, message)
         elif isinstance(item, Start):
             self._on_started(item, message["pid"])
-        else:
+        elif isinstance(item, Handle):
             self._born(item, message["pid"])
+        else:
+            item.pid = message["pid"]
+            handle.spare = item
 
-    def _fail_order(self, item: Start | Handle, reason: Message) -> None:
+    def _fail_order(self, item: Order, reason: Message) -> None:
         if isinstance(item, Handle):
             self.fail(item, reason)
+        elif isinstance(item, Spare):
+            item.close(self._watcher)
         elif reason.get("threads", 1) > 1:
             self._on_threads(item, reason["threads"])
         else:

@@ -49,6 +49,7 @@ class Zygote:
             "build": self._build,
             "zygote": self._fork_zygote,
             "worker": self._fork_worker,
+            "spare": self._fork_spare,
         }
         try:
             return {"ok": True, **handlers[message["op"]](message)}
@@ -106,6 +107,23 @@ class Zygote:
             self._become_child(stderr_fd, (doorbell_fd, *self._kept), "polyarm-worker")
             plan = pickle.loads(message["plan"])
             run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
+
+        return self._fork(main, message["fds"])
+
+    def _fork_spare(self, message: Message) -> Message:
+        sock_fd, stderr_fd = message["fds"]
+
+        def main() -> None:
+            from polyarm.vector.worker import WorkerFds, run_worker
+
+            self._become_child(stderr_fd, (sock_fd, *self._kept), "polyarm-spare")
+            channel = Channel(socket.socket(fileno=sock_fd), blocking=True)
+            orders = channel.receive()
+            if orders is not None:
+                (doorbell_fd,) = orders[0]["fds"]
+                plan = pickle.loads(orders[0]["plan"])
+                channel.close()
+                run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
 
         return self._fork(main, message["fds"])
 
