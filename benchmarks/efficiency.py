@@ -2,9 +2,9 @@
 
 The baseline is as many bare loops over one env as there are cores, at the same time in independent
 processes: nothing that steps envs of this kind can be faster. Efficiency is our rate divided by
-theirs, with one worker per core, which is what suits cheap envs, and with one worker per env, the
-default, beside it. AsyncVectorEnv with as many of Meta-World's own envs runs beside. All play the same random
-actions, episodes of 500 steps, resets included.
+theirs: with one worker per core, which suits cheap envs, and with one per env, the default.
+AsyncVectorEnv with as many of Meta-World's own envs runs beside. All play the same random actions,
+episodes of 500 steps, resets included.
 
     python benchmarks/efficiency.py --num-envs 8 --seconds 2 --rounds 5
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ class BenchResult:
     interrupted: bool
     renderer: str
     machine: dict[str, str | int | float]
-    provenance: tuple[dict[str, Any], ...]
+    provenance: tuple[Mapping[str, Any], ...]
     profile: TimingSplit | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -275,8 +275,8 @@ def _memory(pids: Sequence[int]) -> int:
     return sum(host.proportional_memory(pid) for pid in pids or [os.getpid()])
 
 
-def _distinct(provenance: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    seen: list[dict[str, Any]] = []
+def _distinct(provenance: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    seen: list[Mapping[str, Any]] = []
     for entry in provenance:
         if entry and entry not in seen:
             seen.append(entry)

@@ -89,6 +89,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         settings: What all slots share.
         options: How results are delivered.
         planner: Turns a task's name into a plan for a slot, for `switch_task`.
+        provenance: Per slot, the versions and settings that shape its episodes.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         settings: SlotSettings,
         options: VectorOptions,
         planner: Callable[[int, Any], SlotPlan],
+        provenance: Sequence[Mapping[str, Any]],
     ) -> None:
         self.closed = False
         self.num_envs = settings.num_envs
@@ -108,6 +110,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._settings = settings
         self._options = options
         self._planner = planner
+        self.provenance = list(provenance)
         try:
             self._describe(engine.start())
             layout = settings.layout(self._env_observation_space, self.single_action_space)
@@ -148,7 +151,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.metadata = {**first["metadata"], "autoreset_mode": _MODES[self._settings.autoreset]}
         self.render_mode = first["render_mode"]
         self.spec = first["spec"]
-        self.provenance: list[dict[str, Any]] = [d["provenance"] for d in descriptions]
 
     # Lockstep: all slots together.
 

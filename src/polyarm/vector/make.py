@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -11,7 +11,7 @@ import gymnasium
 
 from polyarm import display as displays
 from polyarm import registry
-from polyarm.contracts import EnvSpec, ForkMode
+from polyarm.contracts import EnvSpec, ForkMode, Suite
 from polyarm.errors import InvalidCall, UnknownName
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv, VectorOptions
@@ -144,7 +144,16 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         seed=seed,
         scatter=mode == "built" and workers > 0 and not episodic,
     )
-    return VectorEnv(engine, plans, settings, delivery, plan)
+    provenance = [
+        {**_provenance(suite, spec), "display": screen.name, "renderer": screen.description}
+        for suite, spec in zip(suites, dealt, strict=True)
+    ]
+    return VectorEnv(engine, plans, settings, delivery, plan, provenance)
+
+
+def _provenance(suite: Suite, spec: EnvSpec) -> Mapping[str, Any]:
+    description = suite.describe(spec)
+    return {"task": spec.name} if description is None else description.provenance
 
 
 def _check_counts(num_envs: int, num_workers: int | None, ring: int) -> None:

@@ -91,6 +91,7 @@ class Supervisor:
             sequence=worker.sequence,
             slots=tuple(self._plans[slot] for slot in worker.slots),
             settings=self._settings,
+            describe=self.starting or worker.switching,
             entropy=options.entropy,
             cpu=self._cpus[worker.index % len(self._cpus)] if options.pin else None,
         )

@@ -63,6 +63,7 @@ class WorkerPlan:
         sequence: Number that announces the finished build; wake-ups count on from it.
         slots: What to build.
         settings: What all slots share.
+        describe: Whether the trainer wants the envs' spaces; a restart has the same.
         entropy: Seeds the global generators; None for fresh entropy.
         cpu: Core to be pinned to, or None.
     """
@@ -72,6 +73,7 @@ class WorkerPlan:
     sequence: int
     slots: tuple[SlotPlan, ...]
     settings: SlotSettings
+    describe: bool = True
     entropy: int | None = None
     cpu: int | None = None
 
@@ -113,7 +115,6 @@ def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
         "action_space": env.action_space,
         "metadata": dict(env.metadata),
         "render_mode": env.render_mode,
-        "provenance": dict(getattr(env.unwrapped, "provenance", {})),
     }
 
 
@@ -184,7 +185,8 @@ class Worker:
                 env = build(plan) if self._envs is None else self._envs[place]
                 attach_display(plan, env)
                 slot.install(env, plan.attributes)
-                slot.post({"description": describe(env)})
+                if self._plan.describe:
+                    slot.post({"description": describe(env)})
                 self._board.results[slot.index, Result.FAILED] = 0
             except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
                 built = False
