@@ -18,12 +18,13 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from polyarm.errors import BuildError, ClosedEnv, EnvCallError, InvalidCall, SlotError
+from polyarm.errors import BuildError, ClosedEnv, InvalidCall, SlotError
 from polyarm.vector.actions import ActionCheck
-from polyarm.vector.board import EPOCH_SHIFT, Command, Op, Result
+from polyarm.vector.board import Op, Result
+from polyarm.vector.commands import Commands
 from polyarm.vector.deliveries import InfoAssembler
-from polyarm.vector.engine import Done, Engine
-from polyarm.vector.envcalls import CallMode, check_callable
+from polyarm.vector.engine import Engine
+from polyarm.vector.envcalls import check_callable
 from polyarm.vector.episodes import Episodes, Seed
 from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
@@ -128,8 +129,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         )
         self._infos = InfoAssembler(engine, self._ring, settings)
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
-        self._underway: tuple[Slots, int | None] | None = None
-        self._written: tuple[int, int, int, int] | None = None
+        self._commands = Commands(engine, self._ring, self._ledger, self._episodes)
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
         first = descriptions[0]
@@ -175,23 +175,29 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_idle("reset")
         options = dict(options or {})
         slots = self._masked(options.pop("reset_mask", None))
-        self._forget_losses(slots)
+        commands = self._commands
+        commands.forget_losses(slots)
         self._episodes.begin(slots, seed, options)
         ring, before = self._ring, self._ring.slot_row.copy()
         row = ring.advance_all()
         for slot in np.setdiff1d(self._ledger.all, slots).tolist():
             ring.copy(slot, int(before[slot]), row, ring.chunk)
         ring.use_chunk(slots)
-        failures = self._command(slots, Op.RESET, row, None, options)
-        while failures:
-            again = np.array(sorted(failures), np.intp)
+        waiting = slots
+        while len(waiting):
+            some = waiting if len(waiting) < self.num_envs else None
+            commands.write(some, Op.RESET, row, 1)
+            if options:
+                commands.write_letters(waiting, [options] * len(waiting))
+            failures = commands.run(waiting, Op.RESET, None)
+            waiting = np.array(sorted(failures), np.intp)
             for slot in failures:
                 self._episodes.failed(slot, resetting=False)
-            self._delivered()
-            failures = self._command(again, Op.RESET, row, None, options)
+            if failures:
+                commands.delivered()
         _, steps = self._ledger.settle(slots, row, {})
         infos = self._infos.assemble(slots, {}, steps)
-        self._delivered()
+        commands.delivered()
         if len(slots) < self.num_envs:
             infos = _widen(infos, slots, self.num_envs)
         every = self._settings.frames == "every"
@@ -212,7 +218,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Raises:
             InvalidAction: Before anything is sent; the env stays usable.
         """
-        if self.closed or self._underway is not None or self._ledger.pending:
+        commands = self._commands
+        unsettled = commands.underway is not None or commands.calling
+        if self.closed or unsettled or self._ledger.pending:
             self._require_idle("step")
         arrays, _ = self._check(actions, self._ledger.all, chunked=False)
         return self._lockstep(arrays, None)
@@ -233,46 +241,23 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._lockstep(arrays, chunk)
 
     def _lockstep(self, arrays: list[Array], chunk: int | None) -> Step:
-        ledger, ring = self._ledger, self._ring
+        ledger, ring, commands = self._ledger, self._ring, self._commands
         ledger.require_steppable(ledger.all)
         if self._engine.lost:
-            self._forget_losses(ledger.all, ended=True)
+            commands.forget_losses(ledger.all, ended=True)
         ring.reserve(chunk or 1)
         ring.write_actions(slice(None), arrays, chunk or 1)
         row = ring.advance_all()
         ring.use_chunk(None)
         if self._options.check_lifetimes:
             ring.poison(slice(None), row)
-        failures = self._command(ledger.all, Op.STEP, row, chunk)
+        commands.write(None, Op.STEP, row, chunk or 1)
+        failures = commands.run(ledger.all, Op.STEP, chunk)
         for slot in failures:
             ledger.fail(slot, chunk or 1)
         rewards, terminated, truncated, info = self._collect(None, row, chunk, failures)
-        self._delivered()
+        commands.delivered()
         return self._own(ring.observe_all(row, chunk)), rewards, terminated, truncated, info
-
-    def _command(
-        self,
-        slots: Slots,
-        op: Op,
-        row: int,
-        chunk: int | None,
-        options: dict[str, Any] | None = None,
-    ) -> dict[int, SlotError]:
-        """Send a command to idle slots and wait for all of them; returns what failed."""
-        some = slots if len(slots) < self.num_envs else None
-        self._write_commands(some, op, row, chunk or 1)
-        if options:
-            self._write_letters(slots, [options] * len(slots))
-        self._ledger.commanded(some, reset=op is Op.RESET)
-        self._underway = (slots, chunk)
-        self._dispatch(slots, op)
-        self._engine.wait(len(slots), None)
-        return {slot: failure for slot, failure in self._engine.done if failure is not None}
-
-    def _delivered(self) -> None:
-        """A lockstep call's answers have been entered in the books."""
-        self._engine.done.clear()
-        self._underway = None
 
     # Asynchronous: each slot on its own.
 
@@ -287,7 +272,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         chosen = self._ledger.idle(slots, "send")
         self._ledger.require_steppable(chosen)
         arrays, chunk = self._check(actions, chosen, chunked=None)
-        self._forget_losses(chosen, ended=True)
+        self._commands.forget_losses(chosen, ended=True)
         ring = self._ring
         ring.reserve(chunk or 1)
         ring.write_actions(chosen, arrays, chunk or 1)
@@ -296,12 +281,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self._options.check_lifetimes:
             for slot, row in zip(chosen, rows, strict=True):
                 ring.poison(np.array([slot]), int(row))
-        self._write_commands(chosen, Op.STEP, rows, chunk or 1)
-        self._ledger.commanded(chosen, reset=False)
-        self._ledger.pending.update(dict.fromkeys(chosen.tolist(), chunk))
-        self._underway = (chosen, chunk)
-        self._dispatch(chosen, Op.STEP)
-        self._underway = None
+        self._commands.write(chosen, Op.STEP, rows, chunk or 1)
+        self._commands.send(chosen, Op.STEP, chunk)
 
     def send_reset(
         self,
@@ -317,18 +298,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_open()
         chosen = self._ledger.idle(slots, "send_reset")
         options = dict(options or {})
-        self._forget_losses(chosen)
+        self._commands.forget_losses(chosen)
         self._episodes.begin(chosen, seed, options)
         rows = self._ring.advance(chosen)
         self._ring.use_chunk(chosen)
-        self._write_commands(chosen, Op.RESET, rows, 1)
+        self._commands.write(chosen, Op.RESET, rows, 1)
         if options:
-            self._write_letters(chosen, [options] * len(chosen))
-        self._ledger.commanded(chosen, reset=True)
-        self._ledger.pending.update(dict.fromkeys(chosen.tolist()))
-        self._underway = (chosen, None)
-        self._dispatch(chosen, Op.RESET)
-        self._underway = None
+            self._commands.write_letters(chosen, [options] * len(chosen))
+        self._commands.send(chosen, Op.RESET, None)
 
     def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
         """Results of slots that are ready, first come, first served.
@@ -368,7 +345,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of every env, or read an attribute; one value per slot."""
         check_callable(name)
-        return self._request("call", name, [args] * self.num_envs, kwargs)
+        self._require_idle(name)
+        return self._commands.request("call", name, [args] * self.num_envs, kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every env."""
@@ -384,13 +362,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
-        self._request("set", name, list(each), {})
+        self._require_idle("set_attr")
+        self._commands.request("set", name, list(each), {})
         for slot, value in enumerate(each):
             self._engine.set_attribute(slot, name, value)
 
     def render(self) -> tuple[Any, ...] | None:
         """What every env's ``render()`` returns."""
-        return self._request("render", "render", [()] * self.num_envs, {})
+        self._require_idle("render")
+        return self._commands.request("render", "render", [()] * self.num_envs, {})
 
     def switch_task(self, slots: Sequence[int] | Slots, task: Any) -> None:
         """Give idle slots another task; they must be reset, or are by their next step."""
@@ -407,11 +387,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _switch(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
         """Have slots hold other envs; returns what is wrong with which."""
+        self._commands.calling = True
         for slot, plan in plans.items():
             self._engine.switch(slot, plan)
         problems = {}
-        self._engine.wait(len(plans), None)
-        for slot, failure in self._take_done():
+        for slot, failure in self._commands.take(len(plans)):
             self._plans[slot] = plans[slot]
             if failure is not None:
                 problems[slot] = str(failure)
@@ -428,25 +408,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Whether an env with these spaces can share the batch."""
         digest = self._settings.layout(observation, action).digest()
         return digest == self._digest and action == self.single_action_space
-
-    def _request(
-        self, mode: CallMode, name: str, each: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, ...]:
-        self._require_idle(name)
-        letters = [(mode, name, args, kwargs) for args in each]
-        self._engine.board.commands[:, Command.OP] = Op.CALL
-        self._write_letters(self._ledger.all, letters)
-        self._engine.dispatch(self._ledger.all.tolist(), Op.CALL)
-        self._engine.wait(self.num_envs, None)
-        failures = []
-        for slot, failure in self._take_done():
-            if failure is not None:
-                failures.append(failure)
-                if failure.kind != "exception":
-                    self._engine.lost[slot] = failure
-        if failures:
-            raise EnvCallError(f"{name}: {failures[0]}")
-        return tuple(self._engine.letter(slot)["value"] for slot in range(self.num_envs))
 
     # Looking at the block.
 
@@ -507,66 +468,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     # Bookkeeping.
 
-    def _write_commands(self, slots: Slots | None, op: Op, rows: Slots | int, chunk: int) -> None:
-        """Fill in the commands of some slots, or of all; nothing is published yet."""
-        commands = self._engine.board.commands
-        index: Slots | slice = slice(None) if slots is None else slots
-        commands[index, Command.ROW] = rows
-        # A lockstep step differs from the one before in its row alone, until an episode ends.
-        state = (op, chunk, self._ring.epoch, self._episodes.version)
-        if slots is None and state == self._written:
-            return
-        self._written = state if slots is None else None
-        commands[index, Command.OP] = op
-        commands[index, Command.CHUNK] = chunk
-        commands[index, Command.LETTER] = 0
-        self._episodes.write(self._engine.board, index, self._ring.epoch << EPOCH_SHIFT)
-
-    def _write_letters(self, slots: Slots, letters: Sequence[Any]) -> None:
-        self._written = None
-        for slot, letter in zip(slots.tolist(), letters, strict=True):
-            nbytes = self._engine.mail.put(slot, letter, to_worker=True)
-            self._engine.board.commands[slot, Command.LETTER] = nbytes
-
-    def _dispatch(self, slots: Slots, op: Op) -> None:
-        """Publish commands; slots that lost their env while idle answer at once."""
-        sent = slots.tolist()
-        if self._engine.lost and op is Op.STEP:
-            for slot in slots.tolist():
-                if (failure := self._engine.lost.pop(slot, None)) is not None:
-                    self._engine.done.append((slot, failure))
-                    sent.remove(slot)
-        self._engine.dispatch(sent, op)
-
-    def _take_done(self) -> list[Done]:
-        done = list(self._engine.done)
-        self._engine.done.clear()
-        return done
-
-    def _recover(self, slots: Slots, chunk: int | None) -> None:
-        """After an exception cut a call short: what was commanded can still be received."""
-        self._underway = None
-        owing, pending = self._engine.owing(), self._ledger.pending
-        never = np.array([slot for slot in slots.tolist() if slot not in owing], np.intp)
-        for slot in slots.tolist():
-            if slot in owing:
-                pending[slot] = chunk
-            else:
-                pending.pop(slot, None)
-        self._ring.restore(never, self._ledger.last_row[never])
-
-    def _forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
-        """Slots that lost their env between episodes, or are being reset: no episode was cut.
-
-        Args:
-            slots: The slots of a command.
-            ended: Whether to look only at those whose episode has ended.
-        """
-        if self._engine.lost:
-            for slot in (slots[self._ledger.ended[slots]] if ended else slots).tolist():
-                if self._engine.lost.pop(slot, None) is not None:
-                    self._episodes.failed(slot, resetting=False)
-
     def _collect(
         self,
         slots: Slots | None,
@@ -610,8 +511,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self.closed:
             raise ClosedEnv("this vector env has been closed")
         self._engine.require_alive()
-        if self._underway is not None:
-            self._recover(*self._underway)
+        self._commands.recover()
 
 
 def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> None:

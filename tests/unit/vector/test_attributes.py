@@ -185,3 +185,18 @@ def test_attributes_are_set_again_on_envs_whose_worker_was_killed(make_any):
 
 def test_attributes_can_be_read_before_the_first_reset(make_any):
     assert make_any(CountingEnv).get_attr("instruction") == ("count to 10",) * 4
+
+
+def test_an_interrupted_call_is_not_taken_for_a_step(make, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    env = make(CountingEnv)
+    env.reset(seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(env._engine, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.get_attr("length")
+    for count in (1, 2, 3):
+        obs, *_ = env.step(ALL)
+        assert obs["state"][:, 1].tolist() == [count] * 4

@@ -1,0 +1,159 @@
+"""Commands on their way to slots, and answers on their way back, whatever interrupts the way.
+
+An exception in the trainer (Ctrl-C, an alarm) may cut any call short. What had been commanded by
+then is still owed: slots of a step or a reset become pending and can be received, answers to a
+call are waited for and dropped before the next command goes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.errors import EnvCallError, SlotError
+from polyarm.vector.board import EPOCH_SHIFT, Command, Op
+from polyarm.vector.engine import Done, Engine
+from polyarm.vector.envcalls import CallMode
+from polyarm.vector.episodes import Episodes
+from polyarm.vector.ledger import Ledger
+from polyarm.vector.ring import Ring
+
+Slots = NDArray[np.intp]
+
+
+class Commands:
+    """Writes commands, publishes them and keeps track of what is owed.
+
+    Args:
+        engine: What runs the slots.
+        ring: Where rows are chosen.
+        ledger: Who is pending and who has ended.
+        episodes: Which episode comes next.
+    """
+
+    def __init__(self, engine: Engine, ring: Ring, ledger: Ledger, episodes: Episodes) -> None:
+        self._engine = engine
+        self._ring = ring
+        self._ledger = ledger
+        self._episodes = episodes
+        self._written: tuple[int, int, int, int] | None = None
+        self.underway: tuple[Slots, int | None] | None = None
+        """A step or reset that has been published and not been entered in the books."""
+        self.calling = False
+        """Whether calls or switches have been published whose answers have not been taken."""
+
+    def write(self, slots: Slots | None, op: Op, rows: Slots | int, chunk: int) -> None:
+        """Fill in the commands of some slots, or of all; nothing is published yet."""
+        commands = self._engine.board.commands
+        index: Slots | slice = slice(None) if slots is None else slots
+        commands[index, Command.ROW] = rows
+        self._ledger.commanded(slots, reset=op is Op.RESET)
+        # A lockstep step differs from the one before in its row alone, until an episode ends.
+        state = (op, chunk, self._ring.epoch, self._episodes.version)
+        if slots is None and state == self._written:
+            return
+        self._written = state if slots is None else None
+        commands[index, Command.OP] = op
+        commands[index, Command.CHUNK] = chunk
+        commands[index, Command.LETTER] = 0
+        self._episodes.write(self._engine.board, index, self._ring.epoch << EPOCH_SHIFT)
+
+    def write_letters(self, slots: Slots, letters: Sequence[Any]) -> None:
+        """Put a letter beside the command of each slot."""
+        self._written = None
+        for slot, letter in zip(slots.tolist(), letters, strict=True):
+            nbytes = self._engine.mail.put(slot, letter, to_worker=True)
+            self._engine.board.commands[slot, Command.LETTER] = nbytes
+
+    def run(self, slots: Slots, op: Op, chunk: int | None) -> dict[int, SlotError]:
+        """Publish what was written and wait for all slots; returns what failed."""
+        self.underway = (slots, chunk)
+        self._publish(slots, op)
+        self._engine.wait(len(slots), None)
+        return {slot: failure for slot, failure in self._engine.done if failure is not None}
+
+    def delivered(self) -> None:
+        """The answers of `run` have been entered in the books."""
+        self._engine.done.clear()
+        self.underway = None
+
+    def send(self, slots: Slots, op: Op, chunk: int | None) -> None:
+        """Publish what was written; the slots are pending from now on."""
+        self._ledger.pending.update(dict.fromkeys(slots.tolist(), chunk))
+        self.underway = (slots, chunk)
+        self._publish(slots, op)
+        self.underway = None
+
+    def request(
+        self, mode: CallMode, name: str, each: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """Call into every env; one value per slot.
+
+        Raises:
+            EnvCallError: With the first env's traceback.
+        """
+        engine, everybody = self._engine, self._ledger.all
+        engine.board.commands[:, Command.OP] = Op.CALL
+        self.write_letters(everybody, [(mode, name, args, kwargs) for args in each])
+        self.calling = True
+        engine.dispatch(everybody.tolist(), Op.CALL)
+        failures = []
+        for slot, failure in self.take(len(everybody)):
+            if failure is not None:
+                failures.append(failure)
+                if failure.kind != "exception":
+                    engine.lost[slot] = failure
+        if failures:
+            raise EnvCallError(f"{name}: {failures[0]}")
+        return tuple(engine.letter(slot)["value"] for slot in everybody.tolist())
+
+    def take(self, number: int) -> list[Done]:
+        """Wait for answers to calls or switches, and take them."""
+        self.calling = True
+        self._engine.wait(number, None)
+        done = list(self._engine.done)
+        self._engine.done.clear()
+        self.calling = False
+        return done
+
+    def recover(self) -> None:
+        """Put things in order after an exception has cut a call short."""
+        if self.calling:
+            self.take(len(self._engine.owing()))
+        if self.underway is None:
+            return
+        slots, chunk = self.underway
+        self.underway = None
+        owing, pending = self._engine.owing(), self._ledger.pending
+        for slot in slots.tolist():
+            if slot in owing:
+                pending[slot] = chunk
+            else:
+                pending.pop(slot, None)
+        never = np.array([slot for slot in slots.tolist() if slot not in owing], np.intp)
+        self._ring.restore(never, self._ledger.last_row[never])
+
+    def forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
+        """Slots that lost their env between episodes, or are being reset: no episode was cut.
+
+        Args:
+            slots: The slots of a command.
+            ended: Whether to look only at those whose episode has ended.
+        """
+        if self._engine.lost:
+            for slot in (slots[self._ledger.ended[slots]] if ended else slots).tolist():
+                if self._engine.lost.pop(slot, None) is not None:
+                    self._episodes.failed(slot, resetting=False)
+
+    def _publish(self, slots: Slots, op: Op) -> None:
+        """Dispatch commands; slots that lost their env while idle answer at once."""
+        sent = slots.tolist()
+        if self._engine.lost and op is Op.STEP:
+            for slot in slots.tolist():
+                if (failure := self._engine.lost.pop(slot, None)) is not None:
+                    self._engine.done.append((slot, failure))
+                    sent.remove(slot)
+        self._engine.dispatch(sent, op)
