@@ -96,6 +96,7 @@ def live(task: str, dice: random.Random, findings: Findings, until: float) -> No
         num_workers=num_workers,
         step_timeout_s=1.0,
         reset_timeout_s=5.0,
+        build_timeout_s=5.0,
         max_restarts=10**6,
         seed=dice.randrange(1000),
     )
