@@ -22,6 +22,7 @@ from polyarm.errors import BuildError, ClosedEnv, InvalidCall, SlotError
 from polyarm.vector.actions import ActionCheck
 from polyarm.vector.board import Op, Result
 from polyarm.vector.commands import Commands
+from polyarm.vector.copies import CopyPool
 from polyarm.vector.deliveries import InfoAssembler
 from polyarm.vector.engine import Engine
 from polyarm.vector.envcalls import check_callable
@@ -129,6 +130,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         )
         self._infos = InfoAssembler(engine, self._ring, settings)
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
+        self._copies = CopyPool()
         self._commands = Commands(engine, self._ring, self._ledger, self._episodes)
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
@@ -486,11 +488,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._ring.rewards(slots, rows, chunk, lengths), flags[0], flags[1], info
 
     def _own(self, obs: Any) -> Any:
-        if not self._options.copy:
-            return obs
-        if isinstance(obs, dict):
-            return {key: self._own(value) for key, value in obs.items()}
-        return np.array(obs)
+        return self._copies.copy(obs) if self._options.copy else obs
 
     def _masked(self, mask: Any) -> Slots:
         if mask is None:
