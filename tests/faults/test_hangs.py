@@ -8,14 +8,16 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
+import numpy as np
 import pytest
 
 import polyarm
 from polyarm.errors import BuildError, InvalidCall, WorkerError
-from polyarm.testing import CountingEnv, HangingEnv
+from polyarm.testing import CountingEnv, HangingEnv, SlowEnv
 from polyarm.vector.board import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -269,3 +271,21 @@ def test_phases_are_published(probe, tmp_path):
         assert envs.recv(1, timeout_s=0.05).slots.size == 0
         os.kill(look.pid(0), signal.SIGKILL)
         assert envs.recv(1).info["error"][0].signal == "SIGKILL"
+
+
+def test_a_worker_stopped_while_it_starts_is_judged_by_the_deadline_of_builds():
+    build = partial(SlowEnv, build_s=0.5, step_s=0.0)
+    with polyarm.make_vec(build, num_envs=1, step_timeout_s=60, build_timeout_s=1.5) as envs:
+        envs.reset()
+        first = envs.worker_pids[0]
+        os.kill(first, signal.SIGKILL)
+        envs.step(np.zeros((1, 2), np.float32))
+        worker = envs._engine._workers[0]
+        envs.send(np.zeros((1, 2), np.float32))
+        while worker.pid in (0, first):
+            envs.recv(1, timeout_s=0.01)
+        os.kill(worker.pid, signal.SIGSTOP)
+        ready = envs.recv(1, timeout_s=20)
+        error = ready.info["error"][0]
+    assert (error.kind, error.phase) == ("hung", "build")
+    assert "1.5 s" in error.message

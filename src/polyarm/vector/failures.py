@@ -11,7 +11,7 @@ from polyarm.vector import process
 from polyarm.vector.board import Board, Doing, Phase
 from polyarm.vector.channel import Message
 from polyarm.vector.worker import SlotPlan
-from polyarm.vector.workerstate import WorkerOptions, WorkerState
+from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 _STACK_MARK = "Fatal Python error:"
 
@@ -86,6 +86,8 @@ def from_death(
     doing = board.workers[worker.index]
     phase = Phase(int(doing[Doing.PHASE]))
     cause = int(doing[Doing.SLOT]) if phase is not Phase.IDLE else None
+    if phase is Phase.IDLE and worker.stage is Stage.STARTING:
+        phase = Phase.BUILD  # it has not come as far as saying so
     stack, stderr = split_stack(event["stderr"])
     status = int(event["status"])
     name = process.signal_name(-status) if status < 0 else ""

@@ -75,7 +75,10 @@ def be_expendable() -> None:
 
 
 def yield_to_trainer() -> None:
-    """Never preempt the trainer while it wakes the others: 1.5 times the wake-ups at 32 workers."""
+    """Never preempt the trainer while it wakes the others.
+
+    In a bare loop of eventfds and a pipe, 32 workers on 2 cores, a round took 148 µs, not 220.
+    """
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
