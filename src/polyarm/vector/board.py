@@ -107,7 +107,6 @@ class Doing:
     PHASE = 1
     STEP = 2
     SINCE_NS = 3
-    BUILT = 4
 
 
 MAX_SEGMENTS = 64

@@ -76,11 +76,6 @@ class Channel:
                 self._unsent[0] = (data[sent:], ())
         return True
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether something waits for room in the socket."""
-        return bool(self._unsent)
-
     def receive(self) -> list[Message] | None:
         """Messages that have arrived, with their descriptors under ``"fds"``; None at the end.
 

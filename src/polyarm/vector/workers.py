@@ -6,7 +6,6 @@ Completions, the fork server's events and deadlines are served by one poll; noth
 from __future__ import annotations
 
 import logging
-import os
 import select
 import time
 from collections import deque
@@ -202,7 +201,7 @@ class WorkerEngine:
         self._awaited[worker.index, worker.generation, sequence] = slots
         worker.rung_at = now
         assert worker.doorbell is not None
-        os.eventfd_write(worker.doorbell.fd, 1)
+        worker.doorbell.ring()
 
     def _serve(self, timeout_s: float | None) -> None:
         """One poll: completions, events of the fork server, deadlines."""
