@@ -3,8 +3,9 @@
 The baseline is as many bare loops over one env as there are cores, at the same time in independent
 processes: nothing that steps envs of this kind can be faster. Efficiency is our rate divided by
 theirs: with one worker per core, which suits cheap envs, and with one per env, the default.
-AsyncVectorEnv with as many of Meta-World's own envs runs beside. All play the same random actions,
-episodes of 500 steps, resets included.
+AsyncVectorEnv with as many of Meta-World's own envs runs beside, and so does the smallest lockstep
+there can be, one eventfd and one byte of a pipe per core and batch without any engine: what it
+loses, the machine takes. All play the same random actions, episodes of 500 steps, resets included.
 
     python benchmarks/efficiency.py --num-envs 8 --seconds 2 --rounds 5
 """
@@ -61,6 +62,54 @@ class BareLoops:
             process.join(10)
 
 
+class Lockstep:
+    """One process per core that steps its share of the envs whenever its eventfd is rung."""
+
+    def __init__(self, num_envs: int, number: int) -> None:
+        self._share = num_envs // number
+        self._bells = [os.eventfd(0) for _ in range(number)]
+        self._answers, answer = os.pipe()
+        context = multiprocessing.get_context("fork")
+        self._processes = [
+            context.Process(target=lockstep_loop, args=(bell, answer, self._share), daemon=True)
+            for bell in self._bells
+        ]
+        for process in self._processes:
+            process.start()
+        self._wait()
+
+    def step(self) -> int:
+        for bell in self._bells:
+            os.eventfd_write(bell, 1)
+        self._wait()
+        return self._share * len(self._bells)
+
+    def _wait(self) -> None:
+        answered = 0
+        while answered < len(self._bells):
+            answered += len(os.read(self._answers, len(self._bells)))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(10)
+
+
+def lockstep_loop(bell: int, answer: int, share: int) -> None:
+    envs = [suite_env() for _ in range(share)]
+    actions = random_actions(1)[:, 0]
+    episode = place = 0
+    for env in envs:
+        env.reset(options={"episode": (episode := episode + 1)})
+    os.write(answer, b"r")
+    while os.eventfd_read(bell):
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(actions[(place := place + 1) % ACTIONS])
+            if terminated or truncated:
+                env.reset(options={"episode": (episode := episode + 1)})
+        os.write(answer, b"d")
+
+
 def bare_loop(pipe: Connection, seed: int) -> None:
     env = suite_env()
     actions = random_actions(1)[:, 0]
@@ -101,9 +150,14 @@ def contenders(options: argparse.Namespace, stack: ExitStack) -> dict[str, Calla
     num_envs, seconds = options.num_envs, options.seconds
     bare = BareLoops(cores())
     stack.callback(bare.close)
+    lockstep = Lockstep(num_envs, cores())
+    stack.callback(lockstep.close)
     peer = AsyncVectorEnv([PlainEnv(seed) for seed in range(num_envs)], context="spawn")
     stack.callback(peer.close)
-    steps = {"async": peer_stepper(peer, random_actions(num_envs))}
+    steps = {
+        "async": peer_stepper(peer, random_actions(num_envs)),
+        "lockstep_without_engine": lockstep.step,
+    }
     for name, chunk, num_workers in (
         ("step", 1, cores()),
         ("chunk8", CHUNK, cores()),
@@ -164,6 +218,9 @@ def report(results: measure.Rounds, options: argparse.Namespace) -> None:
         "efficiency_chunk8": measure.ratio(results, "chunk8", "bare"),
         "ratio_async": measure.ratio(results, "step", "async"),
         "efficiency_async": measure.ratio(results, "async", "bare"),
+        "efficiency_lockstep_without_engine": measure.ratio(
+            results, "lockstep_without_engine", "bare"
+        ),
     }
     for name in ("step", "chunk8"):
         key = f"{name}_worker_per_env"

@@ -7,8 +7,12 @@ resets and at an episode's end, and otherwise dropped and named once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,21 @@ from numpy.typing import NDArray
 
 from polyarm.vector.layout import Array, Segment, segment
 
+_LINE = 64
+_STRUCT_CODES = {
+    "b1": "?",
+    "f2": "e",
+    "f4": "f",
+    "f8": "d",
+    "i1": "b",
+    "i2": "h",
+    "i4": "i",
+    "i8": "q",
+    "u1": "B",
+    "u2": "H",
+    "u4": "I",
+    "u8": "Q",
+}
 _PYTHON_TYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 
 
@@ -54,17 +73,36 @@ def _common(one: InfoKey | None, other: InfoKey | None) -> InfoKey | None:
     return replace(one, dtype=np.result_type(one.dtype, other.dtype))
 
 
+def record_type(schema: tuple[InfoKey, ...]) -> np.dtype[Any]:
+    """One slot's infos as a record: a field per key by its place, and which keys are present.
+
+    Wide values come first and records fill whole cache lines, so every column of a batch is
+    aligned, and no two workers write to one line.
+    """
+    names, formats, offsets = [], [], []
+    end = 0
+    for place, key in sorted(enumerate(schema), key=lambda item: -item[1].dtype.itemsize):
+        names.append(str(place))
+        formats.append((key.dtype, key.shape))
+        offsets.append(end)
+        end += key.dtype.itemsize * math.prod(key.shape)
+    names.append("present")
+    formats.append((np.dtype(np.bool_), (len(schema),)))
+    offsets.append(end)
+    size = -(-(end + len(schema) + 1) // _LINE) * _LINE
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+
+
 def info_segment(schema: tuple[InfoKey, ...], num_envs: int) -> Segment:
-    """``[N][keys]`` presence bytes, then ``[N][…]`` values per key."""
-    arrays: list[tuple[tuple[str, ...], tuple[int, ...], Any]] = [
-        (("present",), (num_envs, max(1, len(schema))), np.bool_)
-    ]
-    arrays += [(("value", key.name), (num_envs, *key.shape), key.dtype) for key in schema]
-    return segment(arrays)
+    """A record per slot."""
+    return segment([(("infos",), (num_envs,), record_type(schema))])
 
 
 class InfoWriter:
     """Writes one slot's infos into the block.
+
+    Most envs return the same keys with values of the same types at every step: then all of them
+    are packed into the record by one call.
 
     Args:
         schema: The learned keys.
@@ -75,16 +113,29 @@ class InfoWriter:
     def __init__(
         self, schema: tuple[InfoKey, ...], views: Mapping[tuple[str, ...], Array], slot: int
     ) -> None:
-        self._present: NDArray[np.bool_] = views[("present",)][slot]
+        records = views[("infos",)]
+        record = records[slot : slot + 1]
+        self._present: NDArray[np.bool_] = record["present"][0]
         self._targets = {
-            key.name: (place, key, views[("value", key.name)][slot, ...])
-            for place, key in enumerate(schema)
+            key.name: (place, key, record[str(place)][0, ...]) for place, key in enumerate(schema)
         }
+        self._pack: Callable[..., None] | None = None
+        ordered = [schema[int(name)] for name in record_type(schema).names or () if name.isdigit()]
+        codes = [_STRUCT_CODES.get(key.dtype.str[1:]) for key in ordered if not key.shape]
+        if len(codes) == len(ordered) > 1 and None not in codes:
+            packer = struct.Struct("=" + "".join(map(str, codes)))
+            self._pack = partial(packer.pack_into, record.view(np.uint8).data, 0)
+            self._in_order = itemgetter(*(key.name for key in ordered))
+        self._packable: tuple[list[str], list[type]] | None = None
 
     def write(self, info: Mapping[str, Any]) -> list[str]:
         """Write what fits; returns the names of keys that don't."""
         if not self._targets:
             return list(info)
+        seen = list(info), [*map(type, info.values())]
+        if self._pack is not None and seen == self._packable:
+            self._pack(*self._in_order(info))
+            return []
         self._present[:] = False
         dropped = []
         for name, value in info.items():
@@ -95,6 +146,9 @@ class InfoWriter:
             place, _, view = target
             view[...] = value
             self._present[place] = True
+        scalars = not any(isinstance(value, np.ndarray) for value in info.values())
+        complete = scalars and not dropped and len(info) == len(self._targets)
+        self._packable = seen if complete else None
         return dropped
 
     @staticmethod
@@ -109,12 +163,9 @@ class InfoWriter:
 class InfoReader:
     """Gathers the infos of many slots from the block, shaped as Gymnasium shapes them."""
 
-    def __init__(
-        self, schema: tuple[InfoKey, ...], views: Mapping[tuple[str, ...], Array], num_envs: int
-    ) -> None:
-        self._present: NDArray[np.bool_] = views[("present",)]
-        self._values = [(key.name, views[("value", key.name)]) for key in schema]
-        self._num_envs = num_envs
+    def __init__(self, schema: tuple[InfoKey, ...], views: Mapping[tuple[str, ...], Array]) -> None:
+        self._records = views[("infos",)]
+        self._keys = [(key.name, f"_{key.name}", str(n)) for n, key in enumerate(schema)]
 
     def read(
         self, slots: NDArray[np.intp] | None, without: list[int] | None = None
@@ -124,19 +175,20 @@ class InfoReader:
         ``without`` lists places of the batch whose bytes are not to be read: they have failed.
         """
         infos: dict[str, Any] = {}
-        if not self._values:
+        if not self._keys:
             return infos
-        present = self._present if slots is None else self._present[slots]
-        complete = not without and np.count_nonzero(present) == present.size
-        for place, (name, values) in enumerate(self._values):
-            mask = present[:, place].copy()
-            if without:
-                mask[without] = False
+        batch = self._records.copy() if slots is None else self._records[slots]
+        present = batch["present"]
+        if without:
+            present[without] = False
+        complete = np.count_nonzero(present) == present.size
+        for place, (name, mask_name, field) in enumerate(self._keys):
+            mask = present[:, place]
             if complete or mask.any():
-                gathered = values.copy() if slots is None else values[slots]
-                if not complete and not mask.all():
-                    gathered[~mask] = 0
-                infos[name], infos[f"_{name}"] = gathered, mask
+                values = batch[field]
+                if not complete:
+                    values[~mask] = 0
+                infos[name], infos[mask_name] = values, mask
         return infos
 
 

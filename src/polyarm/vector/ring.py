@@ -96,7 +96,7 @@ class Ring:
         num_envs = self.layout.num_envs
         letter = self._mail.put(num_envs, schema, to_worker=True)
         views = self._append(SegmentKind.INFO, info_segment(schema, num_envs), letter)
-        self.infos = InfoReader(schema, views, num_envs)
+        self.infos = InfoReader(schema, views)
 
     def write_actions(self, slots: Slots | slice, arrays: list[Array], chunk: int) -> None:
         """Put checked actions, ``(n, K, …)`` per leaf, where workers read them."""

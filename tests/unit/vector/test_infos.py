@@ -6,11 +6,18 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 
 from polyarm.testing import InfoEnv
-from polyarm.vector.infos import InfoWriter, info_segment, learn_schema, numeric_key
+from polyarm.vector.infos import (
+    InfoReader,
+    InfoWriter,
+    info_segment,
+    learn_schema,
+    numeric_key,
+)
 
 STEP = np.zeros(4, np.int64)
 NUMERIC = {"count", "ratio", "flag", "small", "vector"}
@@ -190,17 +197,65 @@ def test_the_schema_holds_what_is_numeric_and_of_one_shape():
     assert numeric_key("x", np.array(1 + 2j)) is None
 
 
-def test_values_come_back_from_the_block_as_they_went_in():
-    infos = [{"a": 1, "b": 2.5, "c": True, "e": np.arange(6).reshape(2, 3), "f": np.float32(0.1)}]
-    schema = learn_schema(infos)
-    segment = info_segment(schema, 3)
-    views = segment.views(bytearray(segment.nbytes))
-    writer = InfoWriter(schema, views, 1)
-    assert writer.write({**infos[0], "stranger": 1}) == ["stranger"]
-    for name, value in infos[0].items():
-        found = views[("value", name)][1]
-        assert found.dtype == np.asarray(value).dtype
-        np.testing.assert_array_equal(found, value)
-    assert not views[("present",)][[0, 2]].any()
+VALUES = {"a": 1, "b": 2.5, "c": True, "e": np.arange(6).reshape(2, 3), "f": np.float32(0.1)}
+SCALARS = {"n": np.int64(-3), "yes": np.True_, "x": np.float64(0.1), "y": 7.5, "z": np.uint8(200)}
+
+
+@pytest.mark.parametrize("values", [VALUES, SCALARS], ids=["mixed", "scalars"])
+def test_values_come_back_from_the_block_as_they_went_in(values):
+    schema = learn_schema([values])
+    views = info_segment(schema, 3).views(bytearray(info_segment(schema, 3).nbytes))
+    writer, reader = InfoWriter(schema, views, 1), InfoReader(schema, views)
+    assert writer.write({**values, "stranger": 1}) == ["stranger"]
+    for change in (0, 1, 2):  # the second and third time scalars are packed at once
+        current = {name: value if change == 0 else value * 0 for name, value in values.items()}
+        current = {name: type(values[name])(value) if np.isscalar(value) else value
+                   for name, value in current.items()}  # fmt: skip
+        assert writer.write(current) == []
+        infos = reader.read(None)
+        for name, value in current.items():
+            assert infos[name].dtype == np.asarray(value).dtype
+            assert infos[name].flags.aligned
+            np.testing.assert_array_equal(infos[name][1], value)
+            assert infos[f"_{name}"].tolist() == [False, True, False]
+            assert torch_takes(infos[name])
+
+
+def torch_takes(array):
+    return torch.from_numpy(array).numpy().tolist() == array.tolist()
+
+
+def test_what_does_not_fit_is_dropped_and_said_not_to_be_there():
+    schema = learn_schema([VALUES])
+    views = info_segment(schema, 3).views(bytearray(info_segment(schema, 3).nbytes))
+    writer, reader = InfoWriter(schema, views, 1), InfoReader(schema, views)
+    assert writer.write(VALUES) == []
     assert writer.write({"a": 2.5, "e": np.zeros((3, 2), int)}) == ["a", "e"]
-    assert not views[("present",)].any()
+    assert reader.read(None) == {}
+
+
+def test_packing_stops_where_a_type_or_a_key_changes():
+    schema = learn_schema([SCALARS])
+    views = info_segment(schema, 1).views(bytearray(info_segment(schema, 1).nbytes))
+    writer, reader = InfoWriter(schema, views, 0), InfoReader(schema, views)
+    for _ in range(2):
+        assert writer.write(SCALARS) == []
+    assert writer.write({**SCALARS, "n": 0.5}) == ["n"]
+    assert "n" not in reader.read(None)
+    without = {name: value for name, value in SCALARS.items() if name != "y"}
+    for _ in range(2):
+        assert writer.write(without) == []
+        assert "y" not in reader.read(None)
+    for _ in range(2):
+        assert writer.write(dict(reversed(SCALARS.items()))) == []
+        assert {k: v[0] for k, v in reader.read(None).items() if k[0] != "_"} == SCALARS
+
+
+def test_infos_that_were_read_are_nobody_elses():
+    schema = learn_schema([SCALARS])
+    views = info_segment(schema, 1).views(bytearray(info_segment(schema, 1).nbytes))
+    writer, reader = InfoWriter(schema, views, 0), InfoReader(schema, views)
+    writer.write(SCALARS)
+    first = reader.read(None)
+    writer.write({**SCALARS, "y": 8.5})
+    assert first["y"][0] == 7.5
