@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyarm.contracts import (
+        Batch,
         EnvDescription,
         EnvSpec,
+        EpisodeKey,
+        EpisodeResult,
         ForkMode,
+        ObservedEpisode,
+        Observer,
+        Outcome,
+        Policy,
+        PolicyOutput,
         Requirement,
         Suite,
         SuiteEnv,
@@ -44,12 +52,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "BuildError",
     "ClosedEnv",
     "DisplayError",
     "EnvCallError",
     "EnvDescription",
     "EnvSpec",
+    "EpisodeKey",
+    "EpisodeResult",
     "ForkMode",
     "ForkServerDied",
     "HostLimit",
@@ -57,6 +68,11 @@ __all__ = [
     "InvalidCall",
     "InvalidObservation",
     "MissingExtra",
+    "ObservedEpisode",
+    "Observer",
+    "Outcome",
+    "Policy",
+    "PolicyOutput",
     "PolyarmError",
     "Requirement",
     "SlotError",
@@ -72,7 +88,11 @@ __all__ = [
     "make_vec",
 ]
 
-_CONTRACTS = ("EnvDescription", "EnvSpec", "ForkMode", "Requirement", "Suite", "SuiteEnv", "Task")
+_CONTRACTS = (
+    *("Batch", "EnvDescription", "EnvSpec", "EpisodeKey", "EpisodeResult", "ForkMode"),
+    *("ObservedEpisode", "Observer", "Outcome", "Policy", "PolicyOutput", "Requirement"),
+    *("Suite", "SuiteEnv", "Task"),
+)
 _ENGINE = {"VectorEnv": "polyarm.vector.env", "make_vec": "polyarm.vector.make"}
 
 

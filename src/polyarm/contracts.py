@@ -1,10 +1,11 @@
-"""What the rooms of polyarm agree on: tasks, env specs, suites and the envs they make.
+"""What the rooms of polyarm agree on: tasks, suites and their envs; episodes, policies, observers.
 
 Nothing here imports a simulator, and everything here pickles.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -50,6 +51,9 @@ class EnvSpec:
         cameras: Cameras whose frames the observation carries, in order.
         image_size: ``(height, width)`` of each frame in pixels.
         options: Suite options, complete: what the user left out is filled in by `Suite.check`.
+        observer: ``"module:factory"`` of an `Observer` that watches the env's episodes in its
+            worker, or nothing.
+        observer_options: Keyword arguments of the factory.
     """
 
     suite: str
@@ -57,6 +61,8 @@ class EnvSpec:
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
     options: Mapping[str, Any] = field(default_factory=dict)
+    observer: str = ""
+    observer_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -172,4 +178,201 @@ class SuiteEnv(Protocol):
 
     def terminal_frame(self) -> Mapping[str, NDArray[np.uint8]] | None:
         """The frames (``"pixels/<camera>"`` → image) the last step would have given, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EpisodeKey:
+    """Which episode: its key fixes everything about it, whoever runs it, wherever and whenever.
+
+    Attributes:
+        suite: The suite's name.
+        task: The task's name inside the suite.
+        index: Fixes initial state and env seed.
+        repeat: Tells apart repeats of one initial state; with ``index`` it fixes the policy's
+            noise.
+    """
+
+    suite: str
+    task: str
+    index: int
+    repeat: int = 0
+
+    @property
+    def name(self) -> str:
+        """The task's full name, ``"<suite>/<task>"``."""
+        return f"{self.suite}/{self.task}"
+
+    def __str__(self) -> str:
+        return f"{self.name}#{self.index}" + (f".{self.repeat}" if self.repeat else "")
+
+    def generator(self) -> np.random.Generator:
+        """A new generator for the policy's noise, always the same for this key."""
+        task = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "little")
+        return np.random.default_rng([task, self.index, self.repeat])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a policy decides on: one row per episode that waits for actions, of any tasks.
+
+    Attributes:
+        obs: Leaves ``(B, …)``, structured like the env's observation; only valid during ``act``.
+        keys: The episodes.
+        instructions: What a language-conditioned policy is told, per row.
+        steps: Env steps each episode has made so far, int64 ``(B,)``.
+        generators: Each episode's own source of noise; it goes on from decision to decision.
+    """
+
+    obs: Any
+    keys: tuple[EpisodeKey, ...]
+    instructions: tuple[str, ...]
+    steps: NDArray[np.int64]
+    generators: tuple[np.random.Generator, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """The rows from ``start`` to ``stop`` as a batch of their own."""
+        part = slice(start, stop)
+        return Batch(
+            _rows(self.obs, part),
+            self.keys[part],
+            self.instructions[part],
+            self.steps[part],
+            self.generators[part],
+        )
+
+    def noise(self, *shape: int) -> NDArray[np.float32]:
+        """Standard normal noise, float32 ``(B, *shape)``, each row from its episode's generator."""
+        rows = [one.standard_normal(shape, dtype=np.float32) for one in self.generators]
+        return np.stack(rows)
+
+
+def _rows(obs: Any, part: slice) -> Any:
+    if isinstance(obs, Mapping):
+        return {key: _rows(value, part) for key, value in obs.items()}
+    return obs[part]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutput:
+    """Actions with what is worth keeping about how they came about.
+
+    Attributes:
+        actions: ``(B, K, …)``, or ``(B, …)`` for single steps.
+        extras: Log-probabilities, values, tokens, normalised actions …: ``(B, …)`` by name, kept
+            per decision.
+    """
+
+    actions: Any
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """What drives envs: one decision per row, for as many rows as are ready.
+
+    Optional attributes, used where present:
+
+    - ``end(episodes)``: these episodes are over; drop what is kept for them.
+    - ``fingerprint``: a mapping or string that tells this policy from others in the results.
+    - ``row_independent``: False if a row's actions may depend on the rest of the batch.
+    - ``needs_frames``: False if observations may come without ``pixels/…``.
+    - ``expert_steps``: run the env's own expert in the worker for so many steps per request;
+      ``act`` is never called.
+    """
+
+    def act(self, batch: Batch) -> NDArray[Any] | PolicyOutput:
+        """Actions for every row, ``(B, K, …)`` or ``(B, …)``."""
+        ...
+
+    def begin(self, episodes: Sequence[EpisodeKey]) -> None:
+        """These episodes begin, maybe again; forget what is kept for their keys."""
+        ...
+
+
+Outcome = Literal["success", "failure", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """How an episode went; one line of the journal.
+
+    Attributes:
+        key: Which episode.
+        outcome: ``success``, ``failure`` of the policy, or ``error`` of the simulator.
+        steps: Env steps made.
+        total_reward: Sum of the rewards.
+        seconds: Wall time from the reset to the end.
+        timings: Seconds by what they were spent on: ``sim``, ``frames``, ``obs`` (in the worker),
+            ``policy`` (this episode's share) and ``waiting``.
+        action_hash: Of all executed actions, hexadecimal.
+        attempts: How often it was run, 1 if nothing went wrong.
+        error: Of an errored episode: ``kind``, ``phase``, ``message`` and more, as text.
+        videos: Paths relative to the output folder.
+        trajectory: Path relative to the output folder, or "".
+        policy: Which of several evaluated policies, or "".
+        finished_at: Seconds since 1970.
+    """
+
+    key: EpisodeKey
+    outcome: Outcome
+    steps: int
+    total_reward: float
+    seconds: float
+    timings: Mapping[str, float] = field(default_factory=dict)
+    action_hash: str = ""
+    attempts: int = 1
+    error: Mapping[str, str] = field(default_factory=dict)
+    videos: tuple[str, ...] = ()
+    trajectory: str = ""
+    policy: str = ""
+    finished_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedEpisode:
+    """What an observer is told when an episode begins.
+
+    Attributes:
+        key: Which episode.
+        instruction: What the policy is told.
+        max_steps: The horizon, or 0 if the env has none.
+        attempt: 1 for the first run of this episode, 2 for the second …
+    """
+
+    key: EpisodeKey
+    instruction: str
+    max_steps: int
+    attempt: int = 1
+
+
+class Observer(Protocol):
+    """Watches one env's episodes inside its worker, to record them; never changes them.
+
+    What it raises is an error of the slot, like an exception of the env.
+    """
+
+    def begin(self, episode: ObservedEpisode) -> None:
+        """An episode has been reset; an unfinished one before it is void."""
+        ...
+
+    def wants_frames(self, step: int) -> bool:
+        """Whether the observation after ``step`` steps (0: the reset's) must carry frames.
+
+        The frames of an episode's last observation are always provided.
+        """
+        ...
+
+    def observe(self, step: int, obs: Any, reward: float, *, success: bool) -> None:
+        """The observation after ``step`` steps; its arrays are only valid during the call."""
+        ...
+
+    def end(self, *, success: bool) -> Sequence[str]:
+        """The episode is over; returns the files that now exist, relative to the output folder."""
+        ...
+
+    def close(self) -> None:
+        """The env is closed."""
         ...
