@@ -355,13 +355,13 @@ class Observer(Protocol):
     """
 
     def begin(self, episode: ObservedEpisode) -> None:
-        """An episode has been reset; an unfinished one before it is void."""
+        """An episode is about to be reset; an unfinished one before it is void."""
         ...
 
     def wants_frames(self, step: int) -> bool:
         """Whether the observation after ``step`` steps (0: the reset's) must carry frames.
 
-        The frames of an episode's last observation are always provided.
+        The last observation of an episode whose first one carries frames carries them too.
         """
         ...
 

@@ -12,6 +12,9 @@
     │   └── ClosedEnv                     the engine is closed
     ├── DisplayError (RuntimeError)       no way to render, or not the way that was asked for
     ├── HostLimit (MemoryError)           the machine cannot hold what was asked for
+    ├── PolicyError (RuntimeError)        a policy raised, hung, or returned what no env can use
+    ├── RunConflict (RuntimeError)        an output folder holds, or is used by, another run
+    ├── StorageError (OSError)            results could not be written; what was written is intact
     └── WorkerError (RuntimeError)        something went wrong outside the trainer
         ├── BuildError                    an env could not be built
         ├── WorkerDied                    a slot failed more often than max_restarts allows
@@ -90,6 +93,27 @@ class DisplayError(PolyarmError, RuntimeError):
 
 class HostLimit(PolyarmError, MemoryError):
     """The machine cannot hold what was asked for; the message gives both sizes."""
+
+
+class PolicyError(PolyarmError, RuntimeError):
+    """A policy raised, hung, or returned what no env can use.
+
+    Args:
+        message: What was expected and what was found.
+        row: The row of the batch that is at fault, if it is one.
+    """
+
+    def __init__(self, message: str, *, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+class RunConflict(PolyarmError, RuntimeError):
+    """An output folder holds another run, or is in use by one; the message says what differs."""
+
+
+class StorageError(PolyarmError, OSError):
+    """The journal, a video or a report could not be written; what was written before is intact."""
 
 
 class WorkerError(PolyarmError, RuntimeError):

@@ -179,7 +179,8 @@ class MetaWorldEnv(gymnasium.Env[Any, Any]):
         return frames
 
     def _array(self, key: str, shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
-        return np.empty(shape, dtype) if self._buffers is None else self._buffers[key]
+        bound = None if self._buffers is None else self._buffers.get(key)
+        return np.empty(shape, dtype) if bound is None else bound
 
     def _draw(self, camera: str, out: NDArray[np.uint8]) -> None:
         start = time.perf_counter()

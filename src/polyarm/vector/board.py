@@ -23,13 +23,14 @@ Integers = NDArray[np.int64]
 
 
 class Op(enum.IntEnum):
-    """What a slot is asked to do."""
+    """What a slot is asked to do. EXPERT is a step whose actions the env's own expert chooses."""
 
     RESET = 1
     STEP = 2
     CALL = 3
     SWITCH = 4
     CLOSE = 5
+    EXPERT = 6
 
 
 class Phase(enum.IntEnum):

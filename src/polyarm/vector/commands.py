@@ -151,7 +151,7 @@ class Commands:
     def _publish(self, slots: Slots, op: Op) -> None:
         """Dispatch commands; slots that lost their env while idle answer at once."""
         sent = slots.tolist()
-        if self._engine.lost and op is Op.STEP:
+        if self._engine.lost and op is not Op.RESET:
             for slot in slots.tolist():
                 if (failure := self._engine.lost.pop(slot, None)) is not None:
                     self._engine.done.append((slot, failure))

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -31,6 +33,7 @@ from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.slot import SlotSettings
+from polyarm.vector.switching import Switches
 from polyarm.vector.worker import SlotPlan
 
 Slots = NDArray[np.intp]
@@ -132,6 +135,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
         self._copies = CopyPool()
         self._commands = Commands(engine, self._ring, self._ledger, self._episodes)
+        self._switches = Switches(engine, self._commands, self._plans, self._fits)
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
         first = descriptions[0]
@@ -272,19 +276,44 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self._require_open()
         chosen = self._ledger.idle(slots, "send")
-        self._ledger.require_steppable(chosen)
         arrays, chunk = self._check(actions, chosen, chunked=None)
+        self._send_steps(chosen, Op.STEP, arrays, chunk)
+
+    def send_expert(self, steps: int, slots: Sequence[int] | Slots | None = None) -> None:
+        """Have the envs' own experts act for up to so many steps, asked before each one.
+
+        `recv` collects the results, and `executed_actions` has what the experts did. An env
+        without ``expert_action()`` answers with an error.
+        """
+        self._require_open()
+        chosen = self._ledger.idle(slots, "send_expert")
+        if steps < 1:
+            raise InvalidCall(f"send_expert needs at least one step, found {steps}")
+        self._send_steps(chosen, Op.EXPERT, None, steps)
+
+    def _send_steps(
+        self, chosen: Slots, op: Op, arrays: list[Array] | None, chunk: int | None
+    ) -> None:
+        self._ledger.require_steppable(chosen)
         self._commands.forget_losses(chosen, ended=True)
         ring = self._ring
         ring.reserve(chunk or 1)
-        ring.write_actions(chosen, arrays, chunk or 1)
+        if arrays is not None:
+            ring.write_actions(chosen, arrays, chunk or 1)
         rows = ring.advance(chosen)
         ring.use_chunk(chosen)
         if self._options.check_lifetimes:
             for slot, row in zip(chosen, rows, strict=True):
                 ring.poison(np.array([slot]), int(row))
-        self._commands.write(chosen, Op.STEP, rows, chunk or 1)
-        self._commands.send(chosen, Op.STEP, chunk)
+        self._commands.write(chosen, op, rows, chunk or 1)
+        self._commands.send(chosen, op, chunk)
+
+    def executed_actions(self, slot: int, steps: int) -> Array:
+        """The first ``steps`` actions of the slot's last chunk, ``(steps, …)``, owned.
+
+        For action spaces that are no Dict.
+        """
+        return self._ring.actions(slot, steps)
 
     def send_reset(
         self,
@@ -292,13 +321,32 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         *,
         seed: Seed = None,
         options: dict[str, Any] | None = None,
+        task: Any = None,
     ) -> None:
         """Reset idle slots without waiting; `recv` delivers their first observations.
 
         A reset that fails is delivered like any other failure.
+
+        Args:
+            slots: The slots; None for all.
+            seed: As in `reset`.
+            options: As in `reset`; ``observed`` holds an `ObservedEpisode` for the observers.
+            task: Another task for these slots; they are given new envs first, in the background.
         """
         self._require_open()
         chosen = self._ledger.idle(slots, "send_reset")
+        if task is None:
+            self._reset_now(chosen, seed, options)
+            return
+        plans = {slot: self._planner(slot, task) for slot in chosen.tolist()}
+        self._commands.forget_losses(chosen)
+        self._ledger.switched(chosen)
+        for slot, plan in plans.items():
+            one = np.array([slot], np.intp)
+            self._ledger.pending[slot] = None
+            self._switches.begin(slot, plan, partial(self._reset_now, one, seed, options))
+
+    def _reset_now(self, chosen: Slots, seed: Seed, options: dict[str, Any] | None) -> None:
         options = dict(options or {})
         self._commands.forget_losses(chosen)
         self._episodes.begin(chosen, seed, options)
@@ -309,12 +357,16 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._commands.write_letters(chosen, [options] * len(chosen))
         self._commands.send(chosen, Op.RESET, None)
 
-    def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
+    def recv(
+        self, min_slots: int = 1, timeout_s: float | None = None, *, observe: bool = True
+    ) -> Ready:
         """Results of slots that are ready, first come, first served.
 
         Args:
             min_slots: How many to wait for.
             timeout_s: How long to wait for them; then fewer are returned, maybe none.
+            observe: Whether to gather the observations; without, they are left where they are,
+                for `observe`.
 
         Raises:
             InvalidCall: When fewer than ``min_slots`` are pending.
@@ -325,7 +377,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise InvalidCall(
                 f"recv({min_slots}) would wait for ever: {len(pending)} slots are pending"
             )
+        end = None if timeout_s is None else time.monotonic() + timeout_s
         engine.wait(min_slots, timeout_s)
+        while self._switches.settle():
+            left = None if end is None else max(0.0, end - time.monotonic())
+            engine.wait(min_slots, left)
         answers = list(engine.done)
         slots = np.array([slot for slot, _ in answers], np.intp)
         sent = [pending[slot] for slot, _ in answers]
@@ -336,11 +392,21 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._ledger.fail(slot, chunk or 1)
         rows = self._ring.slot_row[slots]
         rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures, lengths)
-        obs = self._own(self._ring.observe(slots, chunk, lengths))
+        obs = self._own(self._ring.observe(slots, chunk, lengths)) if observe else None
         del engine.done[: len(answers)]
         for slot, _ in answers:
             del pending[slot]
         return Ready(slots, obs, rewards, terminated, truncated, info)
+
+    def observe(self, slots: Sequence[int] | Slots) -> Any:
+        """The newest observations of idle slots, gathered into a buffer that is filled again.
+
+        Not with ``frames="every"``, where a slot has many.
+        """
+        chosen = self._ledger.idle(slots, "observe")
+        if self._settings.frames == "every":
+            raise InvalidCall("observe() needs frames='last' or 'none'; recv() has every frame")
+        return self._own(self._ring.observe(chosen, None, [1] * len(chosen)))
 
     # Reaching into the envs.
 
@@ -379,32 +445,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_open()
         chosen = self._ledger.idle(slots, "switch_task")
         before = {slot: self._plans[slot] for slot in chosen.tolist()}
-        problems = self._switch({slot: self._planner(slot, task) for slot in before})
+        problems = self._switches.run({slot: self._planner(slot, task) for slot in before})
         self._ledger.switched(chosen)
         if problems:
             # Slots must go on to have envs that fit the batch: they get their old ones back.
-            self._switch({slot: before[slot] for slot in problems})
+            self._switches.run({slot: before[slot] for slot in problems})
             slot, problem = next(iter(problems.items()))
             raise BuildError(f"could not switch slot {slot} to {task}: {problem}")
-
-    def _switch(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
-        """Have slots hold other envs; returns what is wrong with which."""
-        self._commands.calling = True
-        for slot, plan in plans.items():
-            self._engine.switch(slot, plan)
-        problems = {}
-        for slot, failure in self._commands.take(len(plans)):
-            self._plans[slot] = plans[slot]
-            if failure is not None:
-                problems[slot] = str(failure)
-                continue
-            found = self._engine.letter(slot)["description"]
-            if not self._fits(found["observation_space"], found["action_space"]):
-                problems[slot] = (
-                    f"its spaces differ from the batch's: {found['observation_space']},"
-                    f" {found['action_space']}"
-                )
-        return problems
 
     def _fits(self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> bool:
         """Whether an env with these spaces can share the batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -49,6 +50,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     clip_actions: bool = False,
     check_lifetimes: bool = False,
     pin_workers: bool = False,
+    observer: str = "",
+    observer_options: Mapping[str, Any] | None = None,
     seed: int | None = None,
     **suite_options: Any,
 ) -> VectorEnv:
@@ -81,6 +84,9 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         clip_actions: Clip Box actions to their bounds; else they pass as they are.
         check_lifetimes: Spoil rows whose views have expired (NaN or 0xDB), to find stale reads.
         pin_workers: Bind each worker to one core, in turn.
+        observer: ``"module:factory"`` of an `Observer` that watches each env in its worker, such
+            as ``"polyarm.recording.video:video_recorder"``.
+        observer_options: Keyword arguments of the factory.
         seed: Default seed of the first reset.
         **suite_options: Options of the suite, such as ``success="last"`` for Meta-World.
 
@@ -98,12 +104,15 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     _check_choice("infos", infos, get_args(Infos))
     _check_choice("start", start, get_args(Start))
 
-    def plan(slot: int, task: TaskLike) -> SlotPlan:
+    def specify(task: TaskLike) -> EnvSpec:
         spec = _spec(task, tuple(cameras), image_size, suite_options)
+        return replace(spec, observer=observer, observer_options=dict(observer_options or {}))
+
+    def plan(slot: int, task: TaskLike) -> SlotPlan:
+        spec = specify(task)
         return SlotPlan(slot, registry.locate(spec.suite), spec)
 
-    names = _expand(tasks)
-    specs = [_spec(task, tuple(cameras), image_size, suite_options) for task in names]
+    specs = [specify(task) for task in _expand(tasks)]
     dealt = [specs[slot % len(specs)] for slot in range(num_envs)]
     plans = [SlotPlan(i, registry.locate(spec.suite), spec) for i, spec in enumerate(dealt)]
     suites = [registry.load(plan.location) for plan in plans]

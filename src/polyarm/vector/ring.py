@@ -103,6 +103,12 @@ class Ring:
         for leaf, array in zip(self.layout.action, arrays, strict=True):
             self.chunk.views[("action", *leaf.path)][slots, :chunk] = array
 
+    def actions(self, slot: int, steps: int) -> Array:
+        """A copy of the actions that a slot's last chunk began with."""
+        (leaf,) = self.layout.action
+        held: Array = self.slot_chunk[slot].views[("action", *leaf.path)]
+        return held[slot, :steps].copy()
+
     def advance_all(self) -> int:
         """The next row for a lockstep command; brings stragglers into line first."""
         if not self._aligned:

@@ -136,14 +136,14 @@ class SerialEngine:
         self._slots[index].publish(Phase.BUILD)
         env = build(plan)
         attach_display(plan, env)
-        self._slots[index].install(env, plan.attributes)
+        self._slots[index].install(env, plan.spec, plan.attributes)
         self._broken.discard(index)
 
     @staticmethod
     def _close_env(slot: Slot) -> None:
         if hasattr(slot, "env"):
             try:
-                slot.env.close()
+                slot.close_env()
             except Exception:  # noqa: BLE001  an env that fails to close is dropped all the same
                 log.warning("closing the env of slot %d:\n%s", slot.index, traceback.format_exc())
 

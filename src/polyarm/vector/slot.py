@@ -13,7 +13,8 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 
-from polyarm.errors import InvalidObservation
+from polyarm.contracts import EnvSpec
+from polyarm.errors import InvalidCall, InvalidObservation
 from polyarm.vector.board import (
     EPISODIC,
     EPOCH_SHIFT,
@@ -31,8 +32,9 @@ from polyarm.vector.infos import InfoWriter, info_segment
 from polyarm.vector.layout import Array, BlockLayout, leaves, nest, without_frames
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.observations import ObservationRows
+from polyarm.vector.watching import EpisodeWatch
 
-_CALL, _STEP = int(Op.CALL), int(Op.STEP)
+_CALL, _RESET, _EXPERT = int(Op.CALL), int(Op.RESET), int(Op.EXPERT)
 _RESETTING, _STEPPING, _CALLING = int(Phase.RESET), int(Phase.STEP), int(Phase.CALL)
 
 Frames = Literal["last", "every", "none"]
@@ -108,7 +110,9 @@ class Slot:
         self._info_writer: InfoWriter | None = None
         self._named_drops: set[str] = set()
 
-    def install(self, env: gymnasium.Env[Any, Any], attributes: Mapping[str, Any]) -> None:
+    def install(
+        self, env: gymnasium.Env[Any, Any], spec: EnvSpec, attributes: Mapping[str, Any]
+    ) -> None:
         """Take over a newly built env; ``attributes`` are set on it as the user once did."""
         self.attributes = dict(attributes)
         for name, value in attributes.items():
@@ -119,7 +123,16 @@ class Slot:
         self._clock = self._switch if hasattr(self._switch, "frame_seconds") else None
         binder = holder(env, "bind")
         self._bind: Callable[[Mapping[str, Array]], None] | None = binder and binder.bind
+        self._watch = EpisodeWatch(spec, env) if spec.observer else None
         self._epoch = 0
+
+    def close_env(self) -> None:
+        """Close the env, and tell its observer."""
+        try:
+            if self._watch is not None:
+                self._watch.close()
+        finally:
+            self.env.close()
 
     def publish(self, phase: int, step: int = 0) -> None:
         """Say what is being done, and since when: deadlines apply to each env call."""
@@ -149,10 +162,10 @@ class Slot:
             if epoch != self._epoch:
                 self._attach(epoch)
             row, chunk = words[command + Command.ROW], words[command + Command.CHUNK]
-            if op == _STEP and not self._ended:
-                self._step(row, chunk)
-            else:
+            if op == _RESET or self._ended:
                 self._reset(row, chunk)
+            else:
+                self._step(row, chunk, expert=op == _EXPERT)
         words[result + Result.SIM_NS] = self._sim_ns
         words[result + Result.FRAMES_NS] = self._frames_ns
         words[result + Result.OBS_NS] = self._obs_ns
@@ -200,6 +213,7 @@ class Slot:
         views = segment.views(self._shared.block.map(offset, segment.nbytes))
         actions = {leaf.path: views[("action", *leaf.path)][slot] for leaf in layout.action}
         self._read_actions = _action_reader(self.env.action_space, actions)
+        self._action_rows = actions
         self._reward_rows = [rewards[slot] for rewards in views[("rewards",)]]
         space = self._settings.delivered(self.env.observation_space)
         if layout.every:
@@ -216,20 +230,54 @@ class Slot:
         views = segment.views(self._shared.block.map(offset, segment.nbytes))
         self._info_writer = InfoWriter(schema, views, self.index)
 
-    def _step(self, row: int, chunk: int) -> None:
-        """Run up to ``chunk`` actions; the loop below is the hot path of every worker."""
-        words, doing, step = self._words, self._doing, self.env.step
-        every, switch, clock = self._layout.every, self._switch, self._clock
-        rewards, actions = self._reward_rows[row], self._read_actions(chunk)
+    def _step(self, row: int, chunk: int, *, expert: bool = False) -> None:
+        """Run up to ``chunk`` actions and deliver the last observation, or all of them."""
+        clock, watch, every = self._clock, self._watch, self._layout.every
         rendered_s = clock.frame_seconds if clock is not None else 0.0
-        executed = spent = 0
+        actions = self._expert_actions() if expert else self._read_actions(chunk)
+        executed, framed, last = self._run_actions(row, chunk, actions)
+        obs, reward, terminated, truncated, info = last
+        ended = bool(terminated or truncated)
+        if executed < chunk:
+            self._reward_rows[row][executed:chunk] = 0.0
+        frames = None if framed else self._last_frames(ended=ended)
+        if not every:
+            self._write(row, 0, obs, frames)
+        if watch is not None:
+            success = _succeeds(info)
+            watch.next({**obs, **frames} if frames else obs, float(reward), success=success)
+            if ended:
+                info = {**info, "observed_files": watch.end(success=success)}
+        if clock is not None:
+            rendered_ns = int((clock.frame_seconds - rendered_s) * 1e9)
+            self._frames_ns += rendered_ns
+            self._sim_ns -= rendered_ns
+        self._finish(row, chunk, executed, terminated=bool(terminated), truncated=bool(truncated))
+        if ended and self._settings.autoreset == "same_step":
+            self._reset_in_step(row, executed - 1 if every else 0, info)
+        else:
+            self._ended = ended
+            self._send_info(info, whole=ended)
+
+    def _run_actions(self, row: int, chunk: int, actions: Any) -> tuple[int, bool, Any]:
+        """Step until the chunk or the episode ends: the hot path of every worker.
+
+        Returns:
+            Steps made, whether the last one rendered, and what it returned.
+        """
+        words, doing, step = self._words, self._doing, self.env.step
+        every, switch, watch = self._layout.every, self._switch, self._watch
+        delivers = self._settings.frames != "none"
+        rewards, executed, spent = self._reward_rows[row], 0, 0
         if not every:
             self._bind_row(row, 0)
         words[doing + Doing.SLOT] = self.index
         step_at, since_at = doing + Doing.STEP, doing + Doing.SINCE_NS
         phase_at = doing + Doing.PHASE
         while True:
-            framed = every or executed == chunk - 1
+            framed = delivers and (every or executed == chunk - 1)
+            if watch is not None:
+                framed = framed or watch.wants_next()
             if switch is not None:
                 self._set_frames(wanted=framed)
             if every:
@@ -238,30 +286,17 @@ class Slot:
             words[step_at] = executed
             words[since_at] = began
             words[phase_at] = _STEPPING
-            obs, reward, terminated, truncated, info = step(actions[executed])
+            last = step(actions[executed])
             spent += monotonic_ns() - began
-            rewards[executed] = reward
+            rewards[executed] = last[1]
             if every:
-                self._write(row, executed, obs)
+                self._write(row, executed, last[0])
             executed += 1
-            ended = terminated or truncated
-            if ended or executed == chunk:
-                break
-        if executed < chunk:
-            rewards[executed:chunk] = 0.0
-        if not every:
-            self._write(row, 0, obs, rendered=framed)
-        if clock is not None:
-            rendered_ns = int((clock.frame_seconds - rendered_s) * 1e9)
-            self._frames_ns += rendered_ns
-            spent -= rendered_ns
-        self._sim_ns += spent
-        self._finish(row, chunk, executed, terminated=bool(terminated), truncated=bool(truncated))
-        if ended and self._settings.autoreset == "same_step":
-            self._reset_in_step(row, executed - 1 if every else 0, info)
-        else:
-            self._ended = bool(ended)
-            self._send_info(info, whole=self._ended)
+            if executed == chunk or last[2] or last[3]:
+                self._sim_ns += spent
+                return executed, framed, last
+            if watch is not None:
+                watch.next(last[0], float(last[1]), success=_succeeds(last[4]))
 
     def _reset(self, row: int, chunk: int) -> None:
         obs, info = self._reset_env(row, 0)
@@ -287,17 +322,40 @@ class Slot:
         if self._layout.every and steps < chunk:
             self._observations.clear(row, max(1, steps), chunk)
 
+    def _expert_actions(self) -> _ExpertActions:
+        expert = holder(self.env, "expert_action")
+        if expert is None or len(self._action_rows) != 1:
+            raise InvalidCall(f"{type(self.env.unwrapped).__name__} has no expert_action()")
+        (actions,) = self._action_rows.values()
+        return _ExpertActions(expert.expert_action, actions)
+
+    def _last_frames(self, *, ended: bool) -> Mapping[str, Array] | None:
+        """Frames that the last step of a chunk did not render: it came earlier than expected."""
+        delivered = self._settings.frames != "none" and self._observations.has_frames
+        watched = ended and self._watch is not None and self._watch.wants_last()
+        if self._switch is None or not (delivered or watched):
+            return None
+        frames: Mapping[str, Array] = self._switch.terminal_frame() or {}
+        return frames
+
     def _reset_env(self, row: int, place: int) -> tuple[Any, dict[str, Any]]:
         words, command = self._words, self._command
         flags = words[command + Command.FLAGS]
         seed = words[command + Command.SEED] if flags & SEEDED else None
         options = self._letter()
+        index = words[command + Command.EPISODE] if flags & EPISODIC else seed
         if flags & EPISODIC:
-            options = {**(options or {}), "episode": words[command + Command.EPISODE]}
-        self._set_frames(wanted=True)
+            options = {**(options or {}), "episode": index}
+        observed = options.pop("observed", None) if options else None
+        wanted = self._settings.frames != "none"
+        if self._watch is not None:
+            wanted = self._watch.begin(observed, index) or wanted
+        self._set_frames(wanted=wanted)
         self._bind_row(row, place)
         self.publish(_RESETTING)
-        obs, info = self._timed(self.env.reset, seed=seed, options=options)
+        obs, info = self._timed(self.env.reset, seed=seed, options=options or None)
+        if self._watch is not None:
+            self._watch.first(obs)
         return obs, info
 
     def _call(self) -> None:
@@ -321,22 +379,18 @@ class Slot:
         return value
 
     def _set_frames(self, *, wanted: bool) -> None:
-        if self._switch is not None:
-            wanted = wanted and self._settings.frames != "none"
-            if self._switch.frames_enabled != wanted:
-                began = monotonic_ns()
-                self._switch.frames_enabled = wanted
-                self._toggle_ns += monotonic_ns() - began
+        if self._switch is not None and self._switch.frames_enabled != wanted:
+            began = monotonic_ns()
+            self._switch.frames_enabled = wanted
+            self._toggle_ns += monotonic_ns() - began
 
     def _bind_row(self, row: int, place: int) -> None:
         if self._bind is not None:
             self._bind(self._observations.buffers(row, place))
 
-    def _write(self, row: int, place: int, obs: Any, *, rendered: bool = True) -> None:
-        frames = None
-        if not rendered and self._switch is not None and self._observations.has_frames:
-            # Inside `_step`, whose own reading of the frame clock covers this rendering.
-            frames = self._switch.terminal_frame() or {}
+    def _write(
+        self, row: int, place: int, obs: Any, frames: Mapping[str, Array] | None = None
+    ) -> None:
         began = monotonic_ns()
         self._observations.write(row, place, obs, frames)
         self._obs_ns += monotonic_ns() - began
@@ -351,6 +405,22 @@ class Slot:
                     self.post({"dropped": dropped})
                 return
         self.post({"info": dict(info), **extras})
+
+
+def _succeeds(info: Mapping[str, Any]) -> bool:
+    return bool(info.get("is_success", False))
+
+
+class _ExpertActions:
+    """The actions of a chunk as its steps come: asked of the expert, and left for the trainer."""
+
+    def __init__(self, expert: Callable[[], Array], rows: Array) -> None:
+        self._expert = expert
+        self._rows = rows
+
+    def __getitem__(self, step: int) -> Any:
+        self._rows[step] = self._expert()
+        return self._rows[step].copy()
 
 
 def _action_reader(

@@ -184,7 +184,7 @@ class Worker:
                 plan = self._plans[slot.index]
                 env = build(plan) if self._envs is None else self._envs[place]
                 attach_display(plan, env)
-                slot.install(env, plan.attributes)
+                slot.install(env, plan.spec, plan.attributes)
                 if self._plan.describe:
                     slot.post({"description": describe(env)})
                 self._board.results[slot.index, Result.FAILED] = 0
@@ -250,7 +250,7 @@ class Worker:
             slot.publish(Phase.BUILD)
             env = build(plan)
             attach_display(plan, env)
-            slot.install(env, {**plan.attributes, **slot.attributes})
+            slot.install(env, plan.spec, {**plan.attributes, **slot.attributes})
             self._broken.discard(slot.index)
 
     def _switch(self, slot: Slot) -> None:
@@ -268,7 +268,7 @@ class Worker:
         if slot.index not in self._broken or hasattr(slot, "env"):
             slot.publish(Phase.CLOSE)
             try:
-                slot.env.close()
+                slot.close_env()
             except Exception:  # noqa: BLE001  an env that fails to close is dropped all the same
                 traceback.print_exc()
 

@@ -1,0 +1,84 @@
+"""Slots on their way to another task, waited for or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+
+from polyarm.errors import SlotError
+from polyarm.vector.commands import Commands
+from polyarm.vector.engine import Engine
+from polyarm.vector.worker import SlotPlan
+
+Fits = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], bool]
+
+
+class Switches:
+    """Gives slots other envs and checks that these fit the batch.
+
+    Args:
+        engine: What holds the envs.
+        commands: What keeps track of answers.
+        plans: What each slot holds; kept up to date here.
+        fits: Whether an env with these spaces can share the batch.
+    """
+
+    def __init__(
+        self, engine: Engine, commands: Commands, plans: list[SlotPlan], fits: Fits
+    ) -> None:
+        self._engine = engine
+        self._commands = commands
+        self._plans = plans
+        self._fits = fits
+        self._underway: dict[int, Callable[[], None]] = {}
+
+    def run(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
+        """Have slots hold other envs; waits, and returns what is wrong with which."""
+        self._commands.calling = True
+        for slot, plan in plans.items():
+            self._engine.switch(slot, plan)
+        problems = {}
+        for slot, failure in self._commands.take(len(plans)):
+            self._plans[slot] = plans[slot]
+            problem = str(failure) if failure is not None else self._misfit(slot)
+            if problem:
+                problems[slot] = problem
+        return problems
+
+    def begin(self, slot: int, plan: SlotPlan, then: Callable[[], None]) -> None:
+        """Have a slot hold another env, and call ``then`` when it does."""
+        self._underway[slot] = then
+        self._plans[slot] = plan
+        self._engine.switch(slot, plan)
+
+    def settle(self) -> bool:
+        """Act on slots whose new envs have come; a failed one is left among the answers.
+
+        Returns:
+            Whether there were any, so that fewer answers are there than it seemed.
+        """
+        if not self._underway:
+            return False
+        answers = [answer for answer in self._engine.done if answer[0] in self._underway]
+        for answer in answers:
+            slot, failure = answer
+            then = self._underway.pop(slot)
+            if failure is not None:
+                continue
+            self._engine.done.remove(answer)
+            if problem := self._misfit(slot):
+                task = self._plans[slot].spec.name
+                error = SlotError("exception", slot, task, "build", 0, problem)
+                self._engine.done.append((slot, error))
+            else:
+                then()
+        return bool(answers)
+
+    def _misfit(self, slot: int) -> str:
+        found = self._engine.letter(slot)["description"]
+        observation, action = found["observation_space"], found["action_space"]
+        if self._fits(observation, action):
+            return ""
+        return f"its spaces differ from the batch's: {observation}, {action}"
