@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TORCH  := $(shell grep '^torch==' constraints.txt)
 
-BENCH_FLAGS ?= --task metaworld/reach-v3 --num-envs 8 --max-steps 200 --action-chunk 8 --cameras corner2
+RUN_FLAGS ?= --policy expert --task metaworld/mt10 --episodes 10 --record first:3 --out runs/mt10-experts
 SOAK_MINUTES ?= 10
 
 .PHONY: help setup run test check format bench soak clean
@@ -22,11 +22,11 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
 	scripts/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,torch,bench,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,torch,video,report,bench,dev]'
 	touch $@
 
-run: setup ## step eight Meta-World arms with frames and show the throughput
-	$(BIN)/polyarm bench $(BENCH_FLAGS)
+run: setup ## evaluate Meta-World's scripted experts on mt10, with videos and a report
+	$(BIN)/polyarm eval $(RUN_FLAGS)
 
 test: setup ## run all tests
 	$(BIN)/python -m pytest
@@ -47,6 +47,7 @@ bench: setup ## run every benchmark against its peers
 	$(BIN)/python benchmarks/efficiency.py
 	$(BIN)/python benchmarks/frames.py
 	$(BIN)/python benchmarks/restart.py
+	$(BIN)/python benchmarks/evaluation.py
 
 soak: setup ## ten minutes of random kills; nothing may grow
 	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)

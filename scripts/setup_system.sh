@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs the system libraries for headless rendering where they are missing and it may.
-# Never fails: without them everything but frames still works.
+# Installs what headless rendering and the browser tests need, where it is missing and it may.
+# Never fails: without it everything but frames and those tests still works.
 set -euo pipefail
 
-packages=(libegl1 libgl1-mesa-dri libopengl0 libosmesa6 xvfb)
+packages=(libegl1 libgl1-mesa-dri libopengl0 libosmesa6 xvfb chromium)
 
 is_installed() {
     [[ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]

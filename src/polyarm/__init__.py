@@ -49,6 +49,10 @@ if TYPE_CHECKING:
         WorkerDied,
         WorkerError,
     )
+    from polyarm.report.results import Results
+    from polyarm.rollout.collect import Rollout, RolloutGroup, collect, is_informative
+    from polyarm.rollout.evaluate import Evaluator, evaluate
+    from polyarm.rollout.options import EvalOptions
     from polyarm.vector.env import VectorEnv
     from polyarm.vector.make import make_vec
 
@@ -64,6 +68,8 @@ __all__ = [
     "EnvSpec",
     "EpisodeKey",
     "EpisodeResult",
+    "EvalOptions",
+    "Evaluator",
     "ForkMode",
     "ForkServerDied",
     "HostLimit",
@@ -79,6 +85,9 @@ __all__ = [
     "PolicyOutput",
     "PolyarmError",
     "Requirement",
+    "Results",
+    "Rollout",
+    "RolloutGroup",
     "RunConflict",
     "SlotError",
     "StorageError",
@@ -91,6 +100,9 @@ __all__ = [
     "WorkerDied",
     "WorkerError",
     "__version__",
+    "collect",
+    "evaluate",
+    "is_informative",
     "make_vec",
 ]
 
@@ -99,13 +111,24 @@ _CONTRACTS = (
     *("ObservedEpisode", "Observer", "Outcome", "Policy", "PolicyOutput", "Requirement"),
     *("Suite", "SuiteEnv", "Task"),
 )
-_ENGINE = {"VectorEnv": "polyarm.vector.env", "make_vec": "polyarm.vector.make"}
+_HOMES = {
+    "VectorEnv": "polyarm.vector.env",
+    "make_vec": "polyarm.vector.make",
+    "EvalOptions": "polyarm.rollout.options",
+    "Evaluator": "polyarm.rollout.evaluate",
+    "evaluate": "polyarm.rollout.evaluate",
+    "Rollout": "polyarm.rollout.collect",
+    "RolloutGroup": "polyarm.rollout.collect",
+    "collect": "polyarm.rollout.collect",
+    "is_informative": "polyarm.rollout.collect",
+    "Results": "polyarm.report.results",
+}
 
 
 def _home(name: str) -> str:
     """The module that defines the exported ``name``."""
-    if name in _ENGINE:
-        return _ENGINE[name]
+    if name in _HOMES:
+        return _HOMES[name]
     return "polyarm.contracts" if name in _CONTRACTS else "polyarm.errors"
 
 

@@ -117,7 +117,7 @@ class Suite(Protocol):
     fork: ForkMode
     episodic: bool
     """Whether ``reset(options={"episode": index})`` starts exactly that episode; plain Gymnasium
-    envs only know seeds."""
+    envs only know seeds. A suite may also have ``default_cameras``, recorded when none is named."""
 
     def tasks(self) -> Sequence[Task]:
         """All tasks (*trainer*)."""
@@ -340,12 +340,14 @@ class ObservedEpisode:
         instruction: What the policy is told.
         max_steps: The horizon, or 0 if the env has none.
         attempt: 1 for the first run of this episode, 2 for the second …
+        policy: Which of several evaluated policies plays it, or "".
     """
 
     key: EpisodeKey
     instruction: str
     max_steps: int
     attempt: int = 1
+    policy: str = ""
 
 
 class Observer(Protocol):

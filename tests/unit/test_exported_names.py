@@ -19,6 +19,8 @@ PUBLIC = {
     "EnvSpec",
     "EpisodeKey",
     "EpisodeResult",
+    "EvalOptions",
+    "Evaluator",
     "ForkMode",
     "ForkServerDied",
     "HostLimit",
@@ -34,6 +36,9 @@ PUBLIC = {
     "PolicyOutput",
     "PolyarmError",
     "Requirement",
+    "Results",
+    "Rollout",
+    "RolloutGroup",
     "RunConflict",
     "SlotError",
     "StorageError",
@@ -46,6 +51,9 @@ PUBLIC = {
     "WorkerDied",
     "WorkerError",
     "__version__",
+    "collect",
+    "evaluate",
+    "is_informative",
     "make_vec",
 }
 

@@ -20,7 +20,7 @@ ALLOWED = {
     "recording": set(),
     "report": set(),
     "vector": {"registry", "display"},
-    "rollout": {"vector", "registry"},
+    "rollout": {"vector", "registry", "policies", "recording", "report"},
     "distributed": TOP,
     "training": TOP,
     "bench": TOP,

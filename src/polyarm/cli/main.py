@@ -17,6 +17,10 @@ import tyro
 
 from polyarm import __version__
 from polyarm.bench.options import BenchOptions
+from polyarm.cli.compare import CompareOptions
+from polyarm.cli.debug import DebugOptions
+from polyarm.cli.evaluate import EvalCommand
+from polyarm.cli.report import ReportOptions
 from polyarm.errors import PolyarmError
 
 T = TypeVar("T")
@@ -28,6 +32,9 @@ NOBODY_READS = 141
 _DESCRIPTION = """Hundreds of simulated robot arms at once, headless, behind one block of memory.
 
 examples:
+  polyarm eval --policy expert --task metaworld/mt10 --episodes 10 --record failures
+  polyarm compare runs/a runs/b whether two runs really differ
+  polyarm debug --task metaworld/reach-v3      a few episodes, with videos
   polyarm suites                what there is, and what is missing on this machine
   polyarm suites metaworld      the tasks of a suite
   polyarm bench --task metaworld/reach-v3 --num-envs 8 --cameras corner2
@@ -45,6 +52,32 @@ examples:
   polyarm bench --task metaworld/mt10 --num-envs 20 --action-chunk 8 --cameras corner2
   polyarm bench --task gym/CartPole-v1 --num-envs 32 --max-steps 1000 --profile-timing
   polyarm bench --fast --json | tail -n 1"""
+
+_EVAL = "Evaluate a policy on many tasks: one queue of episodes, results that survive anything."
+
+_EVAL_EXAMPLES = """
+
+examples:
+  polyarm eval --policy expert --task metaworld/mt10 --episodes 10 --record
+  polyarm eval --policy my_policy:load@checkpoints/last.pt --task metaworld/mt50 --num-envs 64
+  polyarm eval --policy 'my_policy:load@checkpoints/step_*.pt' --task metaworld/reach-v3
+  polyarm eval --config run.yaml --stop-after 3h50m
+  polyarm eval --policy random --task metaworld/mt10 --dry-run
+
+The same command again runs only what is missing. Exit codes: 0 done, 1 too many errors, 2 wrong
+input, 3 stopped early, 130 Ctrl-C."""
+
+_REPORT = "Write the report of a run anew from its journal, finished or not."
+
+_COMPARE = "Compare two runs episode by episode, or one with a published score."
+
+_COMPARE_EXAMPLES = """
+
+examples:
+  polyarm compare runs/old runs/new
+  polyarm compare runs/new --published openvla-oft/libero_spatial"""
+
+_DEBUG = "Play a few episodes with the first env filmed, to see what a policy does."
 
 _SUITES = "List suites, how many tasks they hold and what each needs here; or one suite's tasks."
 
@@ -67,7 +100,11 @@ class SuitesOptions:
 
 
 _OVERVIEW: Any = (
-    Annotated[BenchOptions, tyro.conf.subcommand("bench", description=_BENCH)]
+    Annotated[EvalCommand, tyro.conf.subcommand("eval", description=_EVAL)]
+    | Annotated[ReportOptions, tyro.conf.subcommand("report", description=_REPORT)]
+    | Annotated[CompareOptions, tyro.conf.subcommand("compare", description=_COMPARE)]
+    | Annotated[DebugOptions, tyro.conf.subcommand("debug", description=_DEBUG)]
+    | Annotated[BenchOptions, tyro.conf.subcommand("bench", description=_BENCH)]
     | Annotated[SuitesOptions, tyro.conf.subcommand("suites", description=_SUITES)]
 )
 
@@ -101,6 +138,24 @@ def _run(arguments: Sequence[str]) -> int:
             from polyarm.cli import bench
 
             return bench.run(options)
+        case ["eval", *rest]:
+            from polyarm.cli import evaluate
+
+            return evaluate.run(evaluate.parse(rest, _read_eval))
+        case ["report", *rest]:
+            from polyarm.cli import report
+            from polyarm.rollout.journal import load_results
+
+            return report.run(_parse(ReportOptions, "polyarm report", _REPORT, rest), load_results)
+        case ["compare", *rest]:
+            from polyarm.cli import compare
+
+            description = _COMPARE + _COMPARE_EXAMPLES
+            return compare.run(_parse(CompareOptions, "polyarm compare", description, rest))
+        case ["debug", *rest]:
+            from polyarm.cli import debug
+
+            return debug.run(_parse(DebugOptions, "polyarm debug", _DEBUG, rest))
         case ["suites", *rest]:
             listing = _parse(SuitesOptions, "polyarm suites", _SUITES + _SUITES_EXAMPLES, rest)
             from polyarm.cli import suites
@@ -110,6 +165,17 @@ def _run(arguments: Sequence[str]) -> int:
             # No subcommand: this prints the overview, or says what is wrong, and leaves.
             _parse(_OVERVIEW, "polyarm", _DESCRIPTION, arguments or ["--help"])
             return FAILED
+
+
+def _read_eval(defaults: EvalCommand, arguments: list[str]) -> EvalCommand:
+    return tyro.cli(
+        EvalCommand,
+        prog="polyarm eval",
+        description=_EVAL + _EVAL_EXAMPLES,
+        args=arguments,
+        default=defaults,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
 
 
 def _parse(what: type[T], program: str, description: str, arguments: Sequence[str]) -> T:

@@ -73,6 +73,7 @@ class MetaWorld:
     name = "metaworld"
     fork: ForkMode = "built"
     episodic = True
+    default_cameras = ("corner2",)
 
     def tasks(self) -> Sequence[Task]:
         """The 50 tasks of version 3."""

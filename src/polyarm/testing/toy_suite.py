@@ -29,6 +29,7 @@ class ToySuite:
     name = "toy"
     fork: ForkMode = "built"
     episodic = True
+    default_cameras = ("front",)
 
     def tasks(self) -> Sequence[Task]:
         """The three tasks."""

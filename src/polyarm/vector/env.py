@@ -330,7 +330,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Args:
             slots: The slots; None for all.
             seed: As in `reset`.
-            options: As in `reset`; ``observed`` holds an `ObservedEpisode` for the observers.
+            options: As in `reset`; ``observed`` lists an `ObservedEpisode` per slot, for observers.
             task: Another task for these slots; they are given new envs first, in the background.
         """
         self._require_open()
@@ -354,7 +354,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ring.use_chunk(chosen)
         self._commands.write(chosen, Op.RESET, rows, 1)
         if options:
-            self._commands.write_letters(chosen, [options] * len(chosen))
+            observed = options.pop("observed", None) or [None] * len(chosen)
+            letters = [{**options, "observed": each} if each else options for each in observed]
+            self._commands.write_letters(chosen, letters)
         self._commands.send(chosen, Op.RESET, None)
 
     def recv(
@@ -477,6 +479,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def tasks(self) -> tuple[str, ...]:
         """Full task name of every slot."""
         return tuple(plan.spec.name for plan in self._plans)
+
+    @property
+    def episodic(self) -> bool:
+        """Whether ``options["episodes"]`` chooses episodes; else seeds do."""
+        return self._options.episodic
 
     @property
     def episodes(self) -> NDArray[np.int64]:

@@ -52,6 +52,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     pin_workers: bool = False,
     observer: str = "",
     observer_options: Mapping[str, Any] | None = None,
+    observed_slots: Sequence[int] | None = None,
     seed: int | None = None,
     **suite_options: Any,
 ) -> VectorEnv:
@@ -87,6 +88,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         observer: ``"module:factory"`` of an `Observer` that watches each env in its worker, such
             as ``"polyarm.recording.video:video_recorder"``.
         observer_options: Keyword arguments of the factory.
+        observed_slots: Slots that have an observer; None for all.
         seed: Default seed of the first reset.
         **suite_options: Options of the suite, such as ``success="last"`` for Meta-World.
 
@@ -104,19 +106,19 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     _check_choice("infos", infos, get_args(Infos))
     _check_choice("start", start, get_args(Start))
 
-    def specify(task: TaskLike) -> EnvSpec:
-        spec = _spec(task, tuple(cameras), image_size, suite_options)
-        return replace(spec, observer=observer, observer_options=dict(observer_options or {}))
-
     def plan(slot: int, task: TaskLike) -> SlotPlan:
-        spec = specify(task)
+        spec = specify(task, tuple(cameras), image_size, suite_options)
+        if observer and (observed_slots is None or slot in observed_slots):
+            spec = replace(spec, observer=observer, observer_options=dict(observer_options or {}))
+        elif frames == "none":
+            spec = replace(spec, cameras=())  # nobody looks, so nothing is set up to render
         return SlotPlan(slot, registry.locate(spec.suite), spec)
 
-    specs = [specify(task) for task in _expand(tasks)]
-    dealt = [specs[slot % len(specs)] for slot in range(num_envs)]
-    plans = [SlotPlan(i, registry.locate(spec.suite), spec) for i, spec in enumerate(dealt)]
+    names = _expand(tasks)
+    plans = [plan(slot, names[slot % len(names)]) for slot in range(num_envs)]
+    dealt = [plan.spec for plan in plans]
     suites = [registry.load(plan.location) for plan in plans]
-    screen = displays.select(display, frames=bool(cameras) and frames != "none")
+    screen = displays.select(display, frames=any(spec.cameras for spec in dealt))
     workers = num_envs if num_workers is None else min(num_workers, num_envs)
     settings = SlotSettings(
         num_envs=num_envs,
@@ -191,9 +193,14 @@ def _expand(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
     return expanded
 
 
-def _spec(
+def specify(
     task: TaskLike, cameras: tuple[str, ...], image_size: tuple[int, int], options: dict[str, Any]
 ) -> EnvSpec:
+    """What is to be built for a task, complete and checked.
+
+    Raises:
+        UnknownName: For a suite, task, camera or option that does not exist.
+    """
     if isinstance(task, str) and "/" in task:
         suite, name = registry.resolve(task)[0]
         spec = EnvSpec(suite, name, cameras, image_size, options)

@@ -1,0 +1,233 @@
+"""``polyarm eval``: live progress, a journal that survives anything, results and a report.
+
+Exit codes: 0 all is done; 1 too many episodes ended as errors; 2 something is wrong, said in one
+message; 3 stopped before all was done, the same command goes on; 130 interrupted, likewise.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
+
+from polyarm.cli import console
+from polyarm.cli.progress import live_progress
+from polyarm.errors import MissingExtra, StorageError
+from polyarm.rollout.options import EvalOptions, options_from, seconds
+
+TOO_MANY_ERRORS = 1
+STOPPED = 3
+INTERRUPTED = 130
+
+_CALIBRATION_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class EvalCommand:
+    """Options of an evaluation.
+
+    Attributes:
+        options: What is evaluated, and how.
+        config: A YAML file with any of these options; the command line overrides it.
+    """
+
+    options: tyro.conf.OmitArgPrefixes[EvalOptions] = field(default_factory=EvalOptions)
+    config: Path | None = None
+
+
+def parse(arguments: Sequence[str], read: Callable[[EvalCommand, list[str]], EvalCommand]) -> Any:
+    """The options of a command line and of the file it names.
+
+    Args:
+        arguments: What follows ``polyarm eval``.
+        read: Parses arguments, given defaults.
+    """
+    words = _with_bare_record(arguments)
+    defaults = EvalCommand()
+    for place, word in enumerate(words):
+        if word == "--config" and place + 1 < len(words):
+            defaults = _from_file(Path(words[place + 1]))
+        elif word.startswith("--config="):
+            defaults = _from_file(Path(word.partition("=")[2]))
+    return read(defaults, words).options
+
+
+def run(options: EvalOptions, *, observed_slots: Sequence[int] | None = None) -> int:
+    """Evaluate and report; returns the exit code."""
+    from polyarm.policies.loading import expand_policies
+    from polyarm.rollout.evaluate import Evaluator
+
+    errors = console.console(stderr=True)
+    _log_to(errors)
+    found = expand_policies(options.policy)
+    policies = {"": found[0][1]} if len(found) == 1 else dict(found)
+    if options.dry_run:
+        return _dry_run(options, policies, errors)
+    folder = output_folder(options)
+    evaluator = Evaluator(options.tasks, options, folder, observed_slots=observed_slots)
+    errors.print(_announcement(options, evaluator, policies, folder), highlight=False)
+    with _signals_stop(evaluator.stop) as caught, evaluator:
+        try:
+            with live_progress(errors, list(policies)) as show:
+                results = evaluator.run(policies, show)
+        except StorageError as error:
+            errors.print(f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on(folder)}")
+            return 2
+    return _conclude(results, folder, options, caught, errors)
+
+
+def output_folder(options: EvalOptions) -> Path:
+    """Where results go: the same place for the same command."""
+    if options.out is not None:
+        return Path(options.out)
+    name = f"{options.policy}-{options.task}"
+    return Path("runs", "".join(c if c.isalnum() or c in "._-+" else "-" for c in name)[:120])
+
+
+def _conclude(
+    results: Any, folder: Path, options: EvalOptions, caught: list[int], errors: Console
+) -> int:
+    from polyarm.cli import report as reporting
+    from polyarm.report.html import write_report
+
+    results.write(folder)
+    path = write_report(results, folder)
+    out = console.console(stderr=False)
+    reporting.show(results, out)
+    out.print(f"\nreport: {path}", soft_wrap=True, markup=False)
+    if options.report_to is not None:
+        from polyarm.report.sinks import report_to
+
+        report_to(options.report_to, results, run_name=folder.name, folder=folder)
+    if results.missing:
+        errors.print(_how_to_go_on(folder, results.missing))
+        return INTERRUPTED if signal.SIGINT in caught else STOPPED
+    if results.errors:
+        errors.print(
+            f"{results.errors} of {results.planned} episodes ended as errors and are not in the"
+            f" score; --retry-errors runs them again"
+        )
+    allowed = options.max_errors * results.planned
+    return TOO_MANY_ERRORS if results.errors > allowed else 0
+
+
+def _how_to_go_on(folder: Path, missing: int | None = None) -> str:
+    command = " ".join(shlex.quote(word) for word in ["polyarm", *sys.argv[1:]])
+    what = f"{missing} episodes are missing; go" if missing else "go"
+    return escape(f"{what} on where this run stopped with: {command}")
+
+
+def _announcement(options: EvalOptions, evaluator: Any, policies: Any, folder: Path) -> str:
+    tasks = sum(len(group.specs) for group in evaluator.groups)
+    many = f"{len(policies)} policies × " if len(policies) > 1 else ""
+    return escape(
+        f"eval {options.policy} on {options.task}: {many}{tasks} tasks ×"
+        f" {len(evaluator.planned) // tasks} episodes → {folder}"
+    )
+
+
+def _with_bare_record(arguments: Sequence[str]) -> list[str]:
+    """``--record`` alone means all episodes."""
+    words = list(arguments)
+    for place in reversed(range(len(words))):
+        following = words[place + 1] if place + 1 < len(words) else "--"
+        if words[place] == "--record" and following.startswith("--"):
+            words.insert(place + 1, "all")
+    return words
+
+
+def _from_file(path: Path) -> EvalCommand:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtra("--config needs PyYAML: pip install 'polyarm[report]'") from error
+    try:
+        given = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+    if not isinstance(given, dict):
+        raise StorageError(f"{path} must hold options by name, found {type(given).__name__}")
+    return EvalCommand(EvalOptions(**options_from(given)))
+
+
+@contextmanager
+def _signals_stop(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """The first signal stops cleanly, a second Ctrl-C at once."""
+    caught: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if caught and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        caught.append(number)
+        stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_to(errors: Console) -> None:
+    """Messages go through the console, so that they do not break the live display."""
+    log = logging.getLogger("polyarm")
+    if not log.handlers:
+        handler = RichHandler(console=errors, show_path=False, show_time=False, markup=False)
+        handler.setFormatter(_FirstLine())
+        log.addHandler(handler)
+        log.propagate = False
+
+
+class _FirstLine(logging.Formatter):
+    """The first line of a message; stacks are in the journal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).partition("\n")[0]
+
+
+def _dry_run(options: EvalOptions, policies: Any, errors: Console) -> int:
+    """Play a few episodes and say what the whole would take."""
+    from polyarm.rollout.evaluate import Evaluator
+
+    short = replace(options, episodes=1, start=options.start, repeats=1, fresh=False)
+    short = replace(short, stop_after=f"{_CALIBRATION_S}s", dry_run=False)
+    full = Evaluator(options.tasks, options)
+    planned = len(policies) * len(full.planned)
+    with tempfile.TemporaryDirectory(prefix="polyarm-") as name:
+        folder = Path(name)
+        with Evaluator(options.tasks, short, folder) as evaluator:
+            began = time.perf_counter()
+            with live_progress(errors, [""]) as show:
+                results = evaluator.run(dict([next(iter(policies.items()))]), show)
+            spent = time.perf_counter() - began - results.wall["startup"]
+        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    out = console.console(stderr=False)
+    made = len(results.episodes)
+    out.print(f"{planned} episodes: {len(full.planned)} per policy, {len(policies)} policies")
+    if not made:
+        out.print(f"no episode ended within {_CALIBRATION_S:g} s; no estimate can be made")
+        return 0
+    hours = planned * spent / made / 3600 + results.wall["startup"] / 3600
+    out.print(
+        f"about {hours:.2f} hours and {planned * nbytes / made / 1e9:.2f} GB on this machine,"
+    )
+    out.print(f"from {made} episodes in {spent:.1f} s; {results.wall['startup']:.1f} s to start")
+    if (limit := seconds(options.stop_after)) is not None and hours * 3600 > limit:
+        out.print(f"--stop-after {options.stop_after} will cut it into {hours * 3600 / limit:.1f}")
+    return 0

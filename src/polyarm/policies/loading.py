@@ -1,0 +1,212 @@
+"""Policies by the names they have on the command line.
+
+- ``random``, ``zero``, ``expert``: built in.
+- ``replay:<file or folder>``: recorded actions.
+- ``<module>:<name>``: an object, class or function of your own.
+- ``<module>:<name>@<path>``: the same, called with a checkpoint's path.
+- ``<path>.pt``: a TorchScript module.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+
+from polyarm.contracts import Policy
+from polyarm.errors import MissingExtra, PolicyError, UnknownName
+from polyarm.policies.basic import (
+    ExpertPolicy,
+    FunctionPolicy,
+    RandomPolicy,
+    ReplayPolicy,
+    ZeroPolicy,
+)
+
+_NAMES = ("expert", "random", "replay:<path>", "zero", "<module>:<name>", "<path>.pt")
+_REPLAY = "replay:"
+
+
+def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Policy:
+    """The policy that ``name`` stands for.
+
+    The object that ``<module>:<name>`` stands for is taken as follows, the first that fits:
+
+    1. It has a method ``act`` and is not a class: it is the policy.
+    2. It is an ``nn.Module``: it is wrapped in a `TorchPolicy`.
+    3. It is a class, or ``@<path>`` follows, or it can be called without any argument but
+       ``action_space`` and ``chunk`` and has no parameter ``batch`` or ``obs``: it is called, and
+       what it returns is taken by these same rules, but never called to make a policy again. It
+       gets the path, if there is one, as its first argument, and ``action_space=`` and ``chunk=``
+       if it has parameters of these names.
+    4. Any other function is the policy's ``act``: a function of a batch, or of ``obs``.
+
+    Args:
+        name: See this module's description.
+        space: Action space of a single env.
+        chunk: Actions per decision of the built-in policies, and what a factory is told; the
+            expert's steps per request if it is more than 1.
+
+    Raises:
+        UnknownName: There is no such policy, module or attribute; with the closest.
+        MissingExtra: The module needs something that is not installed.
+        PolicyError: There is no such file, or what was found is no policy.
+    """
+    built_in: dict[str, Callable[[], Policy]] = {
+        "expert": lambda: ExpertPolicy(chunk) if chunk > 1 else ExpertPolicy(),
+        "random": lambda: RandomPolicy(space, chunk),
+        "zero": lambda: ZeroPolicy(space, chunk),
+    }
+    if name in built_in:
+        return built_in[name]()
+    if name.startswith(_REPLAY) and name != _REPLAY:
+        return ReplayPolicy(name.removeprefix(_REPLAY), chunk)
+    if ":" not in name and name.endswith(".pt"):
+        from polyarm.policies.torch import load_torchscript
+
+        return load_torchscript(Path(name))
+    location, at, path = name.partition("@")
+    module_name, colon, attribute = location.partition(":")
+    if not (colon and module_name and attribute) or location.startswith(_REPLAY):
+        raise UnknownName("policy", name, _NAMES)
+    found = _attribute(_module(module_name), attribute)
+    if at or isinstance(found, type) or _is_factory(found):
+        if not callable(found):
+            raise PolicyError(f"{location} cannot be called with a path: it is {found!r}")
+        asked = {"action_space": space, "chunk": chunk}
+        wanted = {key: asked[key] for key in asked if key in _parameters(found)}
+        found = found(*[path] if at else [], **wanted)
+    return _as_policy(found, name)
+
+
+def expand_policies(name: str) -> list[tuple[str, str]]:
+    """One ``(label, name)`` per policy that ``name`` stands for; several if its path is a glob.
+
+    Args:
+        name: As for `load_policy`; ``*``, ``?``, ``[…]`` and ``**`` in its path are a glob.
+
+    Returns:
+        In natural order (``step_9`` before ``step_10``). Labels are short and unique: the parts of
+        the paths that differ, without the suffix. A name without a path is its own label.
+
+    Raises:
+        PolicyError: The glob matches nothing.
+    """
+    prefix, path = _split(name)
+    if not path:
+        return [(name, name)]
+    if not glob.has_magic(path) or Path(path).exists():
+        return [(Path(path).stem or name, name)]
+    paths = sorted(glob.glob(path, recursive=True), key=_natural)  # noqa: PTH207
+    if not paths:
+        raise PolicyError(f"no file matches {path!r} of the policy {name!r} in {Path.cwd()}")
+    return [(label, prefix + one) for label, one in zip(_labels(paths), paths, strict=True)]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """What comes before the path in a policy's name, and the path or ""."""
+    if name.startswith(_REPLAY):
+        return _REPLAY, name.removeprefix(_REPLAY)
+    if ":" not in name.partition("@")[0]:
+        return "", name if name.endswith(".pt") else ""
+    location, at, path = name.partition("@")
+    return location + at, path
+
+
+def _natural(path: str) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", path)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _labels(paths: Sequence[str]) -> list[str]:
+    if len(paths) == 1:
+        return [Path(paths[0]).stem]
+    parts = [Path(path).with_suffix("").parts for path in paths]
+    if len(set(parts)) < len(paths):
+        parts = [Path(path).parts for path in paths]
+    for end, rest in ((0, slice(1, None)), (-1, slice(None, -1))):
+        while all(len(each) > 1 for each in parts) and len({each[end] for each in parts}) == 1:
+            parts = [each[rest] for each in parts]
+    return ["/".join(each) for each in parts]
+
+
+def _module(name: str) -> ModuleType:
+    # Kept on the path: what a policy imports late lies beside it.
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            near = [path.stem for path in Path.cwd().glob("*.py")]
+            hint = f"Looked in {Path.cwd()} and where Python is installed."
+            raise UnknownName("policy module", name, near, hint) from error
+        raise MissingExtra(
+            f"the policy's module {name!r} needs {missing!r}, which is not installed"
+        ) from error
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [other for other in vars(found) if not other.startswith("_")]
+            raise UnknownName(f"name in {module.__name__}", part, names)
+        found = getattr(found, part)
+    return found
+
+
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return {}
+
+
+def _is_factory(found: Any) -> bool:
+    if not callable(found) or hasattr(found, "act") or _is_torch_module(found):
+        return False
+    parameters = _parameters(found)
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    return {*required} <= {"action_space", "chunk"} and not {"batch", "obs"} & {*parameters}
+
+
+def _is_torch_module(found: Any) -> bool:
+    # What is an nn.Module has imported PyTorch by now.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(found, torch.nn.Module)
+
+
+def _as_policy(found: Any, name: str) -> Policy:
+    if callable(getattr(found, "act", None)) and not isinstance(found, type):
+        if not callable(getattr(found, "begin", None)):
+            raise PolicyError(
+                f"{name} is no policy yet: {type(found).__qualname__} has act(), but no"
+                f" begin(self, episodes), which forgets what is kept for these episodes"
+            )
+        policy: Policy = found
+        return policy
+    if _is_torch_module(found):
+        from polyarm.policies.torch import TorchPolicy
+
+        return TorchPolicy(found)
+    if not callable(found) or isinstance(found, type) or _is_factory(found):
+        raise PolicyError(
+            f"{name} is no policy: found {found!r} ({type(found).__qualname__}), expected an object"
+            f" with act(batch) and begin(episodes), or a function of a batch"
+        )
+    return FunctionPolicy(found, name)

@@ -1,0 +1,3 @@
+"""What a run's episodes add up to: results, statistics, comparisons and the HTML report."""
+
+from __future__ import annotations

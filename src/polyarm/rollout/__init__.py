@@ -1,0 +1,1 @@
+"""Runs policies in many envs at once: which episode where, action queues, the batched loop."""

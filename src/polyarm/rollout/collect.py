@@ -1,0 +1,165 @@
+"""Groups of repeats of one initial state, as they are completed: what GRPO and RLOO train on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polyarm.contracts import EpisodeKey, EpisodeResult
+from polyarm.errors import InvalidCall
+from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
+from polyarm.rollout.evaluate import PolicyLike, as_policy
+from polyarm.rollout.runner import Runner, RunnerOptions
+from polyarm.rollout.schedule import Schedule
+from polyarm.vector.env import VectorEnv
+from polyarm.vector.make import make_vec
+
+log = logging.getLogger("polyarm")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One episode with all that happened in it.
+
+    Attributes:
+        result: How it went.
+        trajectory: ``actions`` ``(T, …)`` and ``rewards`` ``(T,)``; per decision
+            ``decision_steps`` ``(D,)``, ``obs`` and ``extras`` with leaves ``(D, …)``.
+    """
+
+    result: EpisodeResult
+    trajectory: dict[str, Any]
+
+    @property
+    def success(self) -> bool:
+        """Whether the episode succeeded."""
+        return self.result.outcome == "success"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All repeats of one initial state.
+
+    Attributes:
+        key: The first repeat's key.
+        rollouts: In the order of their repeats.
+    """
+
+    key: EpisodeKey
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def successes(self) -> int:
+        """How many repeats succeeded."""
+        return sum(rollout.success for rollout in self.rollouts)
+
+
+def is_informative(group: RolloutGroup) -> bool:
+    """Whether some repeats succeeded and some failed: the others teach nothing to GRPO."""
+    return 0 < group.successes < len(group.rollouts)
+
+
+def collect(  # noqa: PLR0913  the whole public surface, keyword-only
+    policy: PolicyLike,
+    keys: Iterable[EpisodeKey],
+    *,
+    group_size: int = 8,
+    num_groups: int | None = None,
+    accept: Callable[[RolloutGroup], bool] | None = None,
+    env: VectorEnv | None = None,
+    num_envs: int = 8,
+    max_attempts: int = 3,
+    execute: int | None = None,
+    **env_options: Any,
+) -> Iterator[RolloutGroup]:
+    """Play groups of repeats and yield each one when it is complete.
+
+    Args:
+        policy: What acts; it should be noisy, or repeats are all alike.
+        keys: Initial states, as keys of any repeat; may have no end if ``num_groups`` is given.
+        group_size: Repeats of each initial state, k.
+        num_groups: How many accepted groups to yield; None for all.
+        accept: Looks at a complete group and says whether it is worth yielding, such as
+            `is_informative`; another one is drawn for a rejected one.
+        env: A live vector env with ``autoreset="disabled"`` to play in; one is made, and closed at
+            the end, if there is none.
+        num_envs: Slots of an env that is made.
+        max_attempts: How often an episode whose simulator fails is tried; a group with a member
+            that never comes to its end is dropped, with a warning.
+        execute: Actions executed before the policy is asked again; by default all it returns.
+        **env_options: Further arguments of `make_vec` for an env that is made.
+
+    Yields:
+        Complete groups, in the order in which they are completed.
+    """
+    if group_size < 1:
+        raise InvalidCall(f"a group has at least one member, found group_size={group_size}")
+    source = iter(keys)
+    first = next(source, None)
+    if first is None:
+        return
+    owned = env is None
+    if env is None:
+        env = make_vec(first.name, num_envs=num_envs, autoreset="disabled", **env_options)
+    try:
+        collector = _Collector(group_size, first, source)
+        acting = as_policy(policy, env.single_action_space, 1)
+        options = RunnerOptions(episode=EpisodeOptions(execute, None, keep=True))
+        # Few groups are begun ahead: a rejected one costs no more than it must.
+        schedule = Schedule(collector.members(), lookahead=env.num_envs, max_attempts=max_attempts)
+        runner = Runner(env, acting, schedule, options)
+        yielded = 0
+        for episode in runner.episodes():
+            group = collector.enter(episode) if episode is not None else None
+            if group is None or (accept is not None and not accept(group)):
+                continue
+            yield group
+            yielded += 1
+            if yielded == num_groups:
+                break
+        runner.drain()
+    except BaseException:
+        env.close()  # its slots are in the middle of episodes
+        raise
+    finally:
+        if owned:
+            env.close()
+
+
+class _Collector:
+    """Groups that are not complete yet."""
+
+    def __init__(self, size: int, first: EpisodeKey, rest: Iterator[EpisodeKey]) -> None:
+        self._size = size
+        self._first = first
+        self._rest = rest
+        self._groups: dict[EpisodeKey, dict[int, Rollout]] = {}
+        self._failed: set[EpisodeKey] = set()
+
+    def members(self) -> Iterator[EpisodeKey]:
+        """The keys of all repeats, group after group."""
+        yield from self._repeats(self._first)
+        for key in self._rest:
+            yield from self._repeats(key)
+
+    def enter(self, episode: RunningEpisode) -> RolloutGroup | None:
+        """Note an episode that has ended; returns its group if that is complete."""
+        assert episode.result is not None
+        head = replace(episode.key, repeat=0)
+        if episode.result.outcome == "error":
+            log.warning("dropping the group of %s: %s", head, episode.result.error.get("message"))
+            self._failed.add(head)
+            self._groups.pop(head, None)
+        if head in self._failed:
+            return None
+        group = self._groups.setdefault(head, {})
+        group[episode.key.repeat] = Rollout(episode.result, episode.trajectory())
+        if len(group) < self._size:
+            return None
+        del self._groups[head]
+        return RolloutGroup(head, tuple(group[repeat] for repeat in range(self._size)))
+
+    def _repeats(self, key: EpisodeKey) -> Sequence[EpisodeKey]:
+        return [replace(key, repeat=repeat) for repeat in range(self._size)]

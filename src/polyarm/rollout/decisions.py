@@ -1,0 +1,165 @@
+"""Asking a policy: by a deadline, in smaller batches when memory is short, never unchecked."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.contracts import Batch, Policy
+from polyarm.errors import PolicyError
+from polyarm.rollout.chunking import as_chunks
+
+log = logging.getLogger("polyarm")
+
+Array = NDArray[Any]
+
+_LAST_RESORT_S = 30.0
+
+
+class PolicyCaller:
+    """Calls ``act`` for one batch after another.
+
+    Args:
+        policy: What is asked.
+        space: Action space of a single env.
+        max_batch: Rows per call at most; halved when the policy runs out of GPU memory.
+        timeout_s: How long one call may take; None for ever.
+
+    Attributes:
+        seconds: Spent in the policy so far.
+        last_s: Spent in the last call of `act`.
+        max_batch: Rows per call at most, as it is now.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        space: gymnasium.Space[Any],
+        *,
+        max_batch: int,
+        timeout_s: float | None,
+    ) -> None:
+        self._policy = policy
+        self._space = space
+        self._timeout_s = timeout_s
+        self.max_batch = max_batch
+        self.seconds = self.last_s = 0.0
+
+    def act(self, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        """Actions ``(B, K, …)`` and extras ``(B, …)`` for every row.
+
+        Raises:
+            PolicyError: It raised, hung or returned what no env can use; names task, episode and
+                step.
+        """
+        parts, start, before = [], 0, self.seconds
+        while start < len(batch):
+            part = batch.rows(start, start + self.max_batch)
+            answer = self._ask(part)
+            if answer is not None:  # else the limit has become smaller: the same rows again
+                parts.append(answer)
+                start += len(part)
+        self.last_s = self.seconds - before
+        if len(parts) == 1:
+            return parts[0]
+        if len({actions.shape[1] for actions, _ in parts}) > 1:
+            raise PolicyError("the policy returned chunks of different lengths for one batch")
+        extras = {name: np.concatenate([each[1][name] for each in parts]) for name in parts[0][1]}
+        return np.concatenate([actions for actions, _ in parts]), extras
+
+    def _ask(self, batch: Batch) -> tuple[Array, dict[str, Array]] | None:
+        began = time.perf_counter()
+        # A batch that is asked again must find its generators as they were.
+        states = [generator.bit_generator.state for generator in batch.generators]
+        try:
+            with _deadline(self._timeout_s):
+                output = self._policy.act(batch)
+        except _TimeIsUp:
+            raise PolicyError(
+                f"the policy has not answered for {self._timeout_s:g} s; {_whose(batch)}"
+            ) from None
+        except Exception as error:
+            if not _is_out_of_memory(error) or len(batch) == 1:
+                row = getattr(error, "row", None)
+                if isinstance(error, PolicyError):
+                    raise PolicyError(f"{error}; {_whose(batch, row)}", row=row) from error
+                raise PolicyError(
+                    f"the policy raised {type(error).__name__}: {error}; {_whose(batch)}"
+                ) from error
+            self._halve(len(batch))
+            for generator, state in zip(batch.generators, states, strict=True):
+                generator.bit_generator.state = state
+            return None
+        finally:
+            self.seconds += time.perf_counter() - began
+        try:
+            return as_chunks(output, len(batch), self._space)
+        except PolicyError as error:
+            raise PolicyError(f"{error}; {_whose(batch, error.row)}", row=error.row) from None
+
+    def _halve(self, rows: int) -> None:
+        self.max_batch = max(1, rows // 2)
+        log.warning(
+            "the policy ran out of GPU memory with %d rows; going on with %d at most",
+            rows,
+            self.max_batch,
+        )
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _whose(batch: Batch, row: int | None = None) -> str:
+    """Which episode and step an error is about."""
+    if row is None and len(batch) > 1:
+        return (
+            f"it was asked about {len(batch)} episodes, the first being {batch.keys[0]} at step"
+            f" {batch.steps[0]}"
+        )
+    place = row or 0
+    return f"episode {batch.keys[place]}, step {batch.steps[place]}"
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether it is torch's, without importing torch."""
+    return any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
+
+
+class _TimeIsUp(BaseException):
+    """Raised in the policy's midst; no ``except Exception`` of its own can swallow it."""
+
+
+@contextmanager
+def _deadline(timeout_s: float | None) -> Iterator[None]:
+    """Interrupt the body when time is up; end the process if it cannot be interrupted.
+
+    Signals reach the main thread alone, so there is no deadline in other threads.
+    """
+    if timeout_s is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    faulthandler.dump_traceback_later(timeout_s + _LAST_RESORT_S, exit=True)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)

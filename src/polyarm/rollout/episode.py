@@ -1,0 +1,181 @@
+"""One episode while it runs: what was decided, executed and earned, and how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyarm.contracts import EpisodeKey, EpisodeResult, Outcome
+from polyarm.errors import SlotError
+from polyarm.rollout.chunking import ActionQueue
+
+Array = NDArray[Any]
+
+_WORKER_TIMES = ("sim", "frames", "obs")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOptions:
+    """How an episode is run and what is kept of it.
+
+    Attributes:
+        execute: Actions executed per decision at most; None for all that the policy returns.
+        ensemble: Weight of temporal ensembling, or None.
+        keep: Whether observations, actions, rewards and extras are kept.
+    """
+
+    execute: int | None = None
+    ensemble: float | None = None
+    keep: bool = False
+
+
+class RunningEpisode:
+    """An episode in a slot.
+
+    Args:
+        key: Which episode.
+        instruction: What the policy is told.
+        attempt: 1 for the first run, 2 for the second …
+        options: How it is run.
+
+    Attributes:
+        generator: The policy's noise.
+        steps: Env steps made so far.
+        sent: The actions that were sent last, ``(k, …)``; None if the env's expert acts.
+        sent_at: When that was, by `time.monotonic`.
+        result: How it went, once it has ended.
+    """
+
+    def __init__(
+        self, key: EpisodeKey, instruction: str, attempt: int, options: EpisodeOptions
+    ) -> None:
+        self.key = key
+        self.instruction = instruction
+        self.attempt = attempt
+        self.generator = key.generator()
+        self.steps = 0
+        self.sent: Array | None = None
+        self.sent_at = 0.0
+        self.result: EpisodeResult | None = None
+        self._queue = ActionQueue(options.execute, options.ensemble)
+        self._keep = options.keep
+        self._total_reward = 0.0
+        self._began = time.perf_counter()
+        self._timings = dict.fromkeys((*_WORKER_TIMES, "policy"), 0.0)
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._decisions: list[tuple[int, Any, dict[str, Array]]] = []
+        self._actions: list[Array] = []
+        self._rewards: list[Array] = []
+
+    def decided(self, actions: Array, extras: Mapping[str, Array], obs: Any) -> Array:
+        """Take a decision; returns the actions to execute now, ``(k, …)``.
+
+        Args:
+            actions: ``(K, …)``.
+            extras: This decision's extras.
+            obs: This episode's row of the observation.
+        """
+        self._queue.offer(actions)
+        self.sent = self._queue.take()
+        self.note(obs, extras)
+        return self.sent
+
+    def note(self, obs: Any, extras: Mapping[str, Array] | None = None) -> None:
+        """Keep an observation, if they are kept."""
+        if self._keep:
+            owned = {name: np.array(value) for name, value in (extras or {}).items()}
+            self._decisions.append((self.steps, _owned(obs), owned))
+
+    def took(self, seconds: float) -> None:
+        """Add to the time the policy spent on this episode."""
+        self._timings["policy"] += seconds
+
+    def simulated(self, timings_ns: Mapping[str, Array], slot: int) -> None:
+        """Add what the slot's worker spent on its last command."""
+        for name in _WORKER_TIMES:
+            self._timings[name] += float(timings_ns[name][slot]) * 1e-9
+
+    def stepped(self, actions: Array, rewards: Array) -> None:
+        """Enter executed actions ``(k, …)`` and their rewards ``(k,)``."""
+        self.steps += len(actions)
+        self._total_reward += float(np.sum(rewards, dtype=np.float64))
+        self._hash.update(np.ascontiguousarray(actions).tobytes())
+        if self._keep:
+            self._actions.append(np.array(actions))
+            self._rewards.append(np.array(rewards))
+
+    def finish(self, outcome: Outcome, files: Sequence[str] = ()) -> None:
+        """The episode has ended."""
+        seconds = time.perf_counter() - self._began
+        spent = sum(self._timings.values())
+        self.result = EpisodeResult(
+            key=self.key,
+            outcome=outcome,
+            steps=self.steps,
+            total_reward=self._total_reward,
+            seconds=seconds,
+            timings={**self._timings, "waiting": max(0.0, seconds - spent)},
+            action_hash=self._hash.hexdigest(),
+            attempts=self.attempt,
+            videos=tuple(files),
+            finished_at=time.time(),
+        )
+
+    def fail(self, error: SlotError) -> None:
+        """The episode could not be brought to its end."""
+        self.finish("error")
+        assert self.result is not None
+        about = {
+            name: str(getattr(error, name))
+            for name in ("kind", "phase", "message", "error_class", "signal", "stack", "stderr")
+            if getattr(error, name)
+        }
+        self.result = replace(self.result, error=about)
+
+    def trajectory(self) -> dict[str, Any]:
+        """What happened, as arrays; only with ``keep``.
+
+        Returns:
+            ``actions`` ``(T, …)`` and ``rewards`` ``(T,)``; per decision ``decision_steps``
+            ``(D,)``, ``obs`` and ``extras`` with leaves ``(D, …)``; and the key's fields.
+        """
+        assert self.result is not None
+        steps, observations, extras = zip(*self._decisions, strict=True)
+        return {
+            "suite": self.key.suite,
+            "task": self.key.task,
+            "index": np.int64(self.key.index),
+            "repeat": np.int64(self.key.repeat),
+            "instruction": self.instruction,
+            "success": np.bool_(self.result.outcome == "success"),
+            "actions": np.concatenate(self._actions),
+            "rewards": np.concatenate(self._rewards),
+            "decision_steps": np.array(steps, np.int64),
+            "obs": _stacked(observations),
+            "extras": _stacked(extras),
+        }
+
+
+def row_of(obs: Any, row: int) -> Any:
+    """One row of a batch of observations."""
+    if isinstance(obs, Mapping):
+        return {key: row_of(value, row) for key, value in obs.items()}
+    return obs[row]
+
+
+def _owned(obs: Any) -> Any:
+    if isinstance(obs, Mapping):
+        return {key: _owned(value) for key, value in obs.items()}
+    return np.array(obs)
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    if isinstance(rows[0], Mapping):
+        return {key: _stacked([row[key] for row in rows]) for key in rows[0]}
+    return np.stack(rows)

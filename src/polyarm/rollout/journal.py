@@ -1,0 +1,209 @@
+"""The journal of a run: one line per finished episode, on the disk before it counts.
+
+A run's folder holds ``run.json`` (what is being run) and one ``episodes*.jsonl`` per rank. A line
+is appended and synced before the episode counts, and a torn last line is cut off when the journal
+is opened again, so a run that was killed at any moment goes on where it was. Locks are ordinary
+files with a heartbeat: they work on NFS, where flock may not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyarm.contracts import EpisodeKey, EpisodeResult
+from polyarm.errors import RunConflict, StorageError
+from polyarm.report.encoding import decode_episode, encode_episode, plain, write_atomically
+from polyarm.report.results import Results
+from polyarm.rollout.runlock import RunLock
+
+log = logging.getLogger("polyarm")
+
+RUN_FILE = "run.json"
+SCHEMA = 1
+
+Finished = dict[tuple[str, EpisodeKey], EpisodeResult]
+"""Results by policy and episode."""
+
+
+class Journal:
+    """One rank's journal, and what all ranks have written so far.
+
+    Args:
+        folder: The run's folder; made if it does not exist.
+        run: What is being run: ``protocol`` must be equal to that of an earlier run in the folder.
+        rank: Which share of a distributed run this is.
+
+    Raises:
+        RunConflict: The folder belongs to another run, or is in use.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any], *, rank: int = 0) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._path = folder / episodes_file(rank)
+        self._lock = RunLock(folder / f".rank{rank}.lock")
+        self._fd = -1
+        try:
+            _agree(folder, run)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._end = _cut_torn_line(self._fd)
+            self.finished: Finished = read_episodes(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, result: EpisodeResult) -> None:
+        """Put a result on the disk; it counts when this returns.
+
+        Raises:
+            StorageError: It could not be written; the journal is as it was before.
+        """
+        line = json.dumps(encode_episode(result), separators=(",", ":")).encode() + b"\n"
+        try:
+            _write_all(self._fd, line)
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, self._end)
+            raise StorageError(
+                error.errno, f"cannot write {self._path}: {error.strerror}; free some space and"
+                f" run the same command again to go on"
+            ) from error  # fmt: skip
+        self._end += len(line)
+        self.finished[result.policy, result.key] = result
+        self._lock.beat()
+
+    def beat(self) -> None:
+        """Say that this run is alive; to be called every few seconds."""
+        self._lock.beat()
+
+    def close(self) -> None:
+        """Close the file and let others use the folder."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._lock.release()
+
+
+def episodes_file(rank: int) -> str:
+    """Name of a rank's journal."""
+    return "episodes.jsonl" if rank == 0 else f"episodes.rank{rank}.jsonl"
+
+
+def read_episodes(folder: Path) -> Finished:
+    """What all ranks have finished.
+
+    Of two lines about one episode the first counts, except that anything counts more than an error.
+    """
+    finished: Finished = {}
+    for path in sorted(folder.glob("episodes*.jsonl")):
+        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            try:
+                result = decode_episode(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines):  # no newline at its end: it was being written
+                    continue
+                raise RunConflict(
+                    f"{path}, line {number} is no result that this version knows ({error}):"
+                    f" {line[:80]!r}"
+                ) from error
+            before = finished.get((result.policy, result.key))
+            if before is None or before.outcome == "error":
+                finished[result.policy, result.key] = result
+    return finished
+
+
+def load_results(folder: Path) -> Results:
+    """A run's results so far, from its journal.
+
+    Raises:
+        RunConflict: The folder holds no run.
+    """
+    run = read_run(folder)
+    finished = read_episodes(folder)
+    before = {}
+    if (folder / "results.json").exists():
+        before = dict(Results.read(folder).wall)
+    policies = max(1, len(run["protocol"].get("policies", {})))
+    return Results(
+        episodes=tuple(finished.values()),
+        planned=policies * run["planned"],
+        provenance=run["protocol"],
+        options=run["options"],
+        wall=before,
+        notes=tuple(run.get("notes", ())),
+    )
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What is being run in a folder.
+
+    Raises:
+        RunConflict: The folder holds no run.
+    """
+    path = folder / RUN_FILE
+    try:
+        run: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunConflict(f"{folder} holds no run: there is no {RUN_FILE} in it") from None
+    except ValueError as error:
+        raise RunConflict(f"{path} is damaged: {error}") from error
+    return run
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Where two nested mappings differ, one line each: ``horizon: 500 here, 300 there``."""
+    lines = []
+    for key in sorted({*ours, *theirs}, key=str):
+        mine, other = ours.get(key), theirs.get(key)
+        if isinstance(mine, Mapping) and isinstance(other, Mapping):
+            lines += differences(mine, other, f"{prefix}{key}.")
+        elif mine != other:
+            lines.append(f"{prefix}{key}: {mine!r} here, {other!r} there")
+    return lines
+
+
+def _agree(folder: Path, run: Mapping[str, Any]) -> None:
+    """Write down what is run, or check that it is what the folder already holds."""
+    run = plain({"schema": SCHEMA, **run})
+    path = folder / RUN_FILE
+    if path.exists():
+        before = read_run(folder)
+        theirs = before.get("protocol", {})
+        # Other policies may join a run; one that was there must be what it was.
+        policies = {**theirs.get("policies", {}), **run["protocol"].get("policies", {})}
+        run["protocol"]["policies"] = policies
+        found = differences(
+            run["protocol"], {**theirs, "policies": {**policies, **theirs.get("policies", {})}}
+        )
+        if found:
+            raise RunConflict(
+                f"{folder} holds results of another run; mixing them would make a wrong score."
+                f" What differs:\n  " + "\n  ".join(found) + "\nChoose another folder with --out,"
+                " or start over with --fresh."
+            )
+    write_atomically(path, json.dumps(run, indent=2) + "\n")
+
+
+def _cut_torn_line(fd: int) -> int:
+    """Cut off what follows the last newline; returns the length that remains."""
+    size = os.fstat(fd).st_size
+    data = os.pread(fd, size, 0)
+    whole = data.rfind(b"\n") + 1
+    if whole < size:
+        log.warning("cutting off a torn line of %d bytes at the journal's end", size - whole)
+        os.ftruncate(fd, whole)
+    return whole
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

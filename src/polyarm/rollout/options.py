@@ -1,0 +1,165 @@
+"""What an evaluation is asked for: Python API, command line and provenance in one dataclass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from polyarm.errors import InvalidCall, UnknownName
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """Options of an evaluation.
+
+    Attributes:
+        policy: random, zero, expert, replay:FILE, module:callable, module:callable@CHECKPOINT or
+            a TorchScript file; a glob of checkpoints evaluates all of them.
+        task: A task (metaworld/reach-v3), a set (metaworld/mt10), or several of them separated by
+            commas.
+        episodes: Episodes per task.
+        out: Folder for the journal, results, report and videos; by default runs/POLICY-TASK. The
+            same command again goes on where it was.
+        num_envs: Envs that run at once; by default two per core.
+        num_workers: Worker processes; by default one per env, 0 to run in this process.
+        seed: Selects the stream of episodes.
+        start: Index of the first episode in the stream.
+        repeats: How often each episode is played, with other policy noise.
+        chunk: Actions per decision of the built-in policies.
+        execute: Actions executed before the policy is asked again; by default all it returns.
+        ensemble: Weight of temporal ensembling (ACT uses 0.01); off by default. The policy is then
+            asked at every step, unless execute says otherwise.
+        max_batch: Rows per decision at most.
+        max_wait_ms: How long a ready env waits for others to join its batch.
+        policy_timeout: How long one decision may take, such as 10m.
+        cameras: Cameras whose frames the policy sees, and which are recorded.
+        image_size: Height and width of each frame in pixels.
+        display: How frames are rendered: auto, egl, osmesa or none.
+        suite_options: Options of the suite as NAME=VALUE, such as success=last.
+        record: Episodes that are recorded as videos: all, failures, first:N or none.
+        video_all: Record every episode; the same as record=all.
+        fps: Frames per second of the videos.
+        video_stride: Every how many steps a frame is recorded.
+        realtime: Play videos at the speed of simulated time, whatever the stride.
+        video_layout: side: all cameras in one file; separate: a file for each.
+        save_trajectories: Save observations, actions, rewards and extras, one file per episode.
+        max_attempts: How often an episode whose simulator fails is tried.
+        max_errors: Share of episodes that may remain errors before the exit code says so.
+        retry_errors: Run episodes again that ended as errors in an earlier run of this command.
+        fresh: Forget what an earlier run has left in the folder.
+        stop_after: Stop cleanly after so long, such as 3h50m; the same command goes on later.
+        report_to: Also report to wandb, trackio or tensorboard.
+        dry_run: Only say how many episodes there are and how long they will take.
+    """
+
+    policy: str = "random"
+    task: str = "metaworld/mt10"
+    episodes: int = 10
+    out: str | None = None
+    num_envs: int | None = None
+    num_workers: int | None = None
+    seed: int = 0
+    start: int = 0
+    repeats: int = 1
+    chunk: int = 1
+    execute: int | None = None
+    ensemble: float | None = None
+    max_batch: int | None = None
+    max_wait_ms: float = 50.0
+    policy_timeout: str = "10m"
+    cameras: tuple[str, ...] = ()
+    image_size: tuple[int, int] = (256, 256)
+    display: str = "auto"
+    suite_options: tuple[str, ...] = ()
+    record: str = "none"
+    video_all: bool = False
+    fps: float = 20.0
+    video_stride: int = 4
+    realtime: bool = False
+    video_layout: Literal["side", "separate"] = "side"
+    save_trajectories: bool = False
+    max_attempts: int = 3
+    max_errors: float = 0.02
+    retry_errors: bool = False
+    fresh: bool = False
+    stop_after: str | None = None
+    report_to: str | None = None
+    dry_run: bool = False
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names in ``task``."""
+        return [name.strip() for name in self.task.split(",") if name.strip()]
+
+    @property
+    def recorded(self) -> str:
+        """Which episodes are recorded."""
+        return "all" if self.video_all else self.record
+
+    def suite_settings(self) -> dict[str, Any]:
+        """The suite's options, with numbers and booleans read as such."""
+        settings = {}
+        for setting in self.suite_options:
+            name, equals, value = setting.partition("=")
+            if not equals or not name:
+                raise InvalidCall(f"suite options are given as NAME=VALUE, found {setting!r}")
+            settings[name.strip().replace("-", "_")] = _value(value.strip())
+        return settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def seconds(duration: str | None) -> float | None:
+    """Seconds of ``3h50m``, ``90s`` or a bare number of seconds; None for None.
+
+    Raises:
+        InvalidCall: It is no duration.
+    """
+    if duration is None:
+        return None
+    match = _DURATION.fullmatch(duration.strip())
+    if match and any(match.groups()):
+        hours, minutes, rest = (float(part or 0) for part in match.groups())
+        return hours * 3600 + minutes * 60 + rest
+    try:
+        found = float(duration)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < float("inf"):
+        raise InvalidCall(f"a duration is written like 3h50m, 10m or 90s, found {duration!r}")
+    return found
+
+
+def options_from(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options read from a file, checked: names as on the command line or as in Python.
+
+    Raises:
+        UnknownName: For a name that is no option.
+    """
+    known = {field.name for field in fields(EvalOptions)}
+    named = {str(name).replace("-", "_"): value for name, value in given.items()}
+    for name in named:
+        if name not in known:
+            raise UnknownName("option", name, known)
+    for name in ("cameras", "image_size", "suite_options"):
+        if isinstance(named.get(name), list):
+            named[name] = tuple(named[name])
+    return named
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,138 @@
+"""From options to what is run: tasks in groups that share a batch, episode keys, the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from polyarm import __version__, registry
+from polyarm.contracts import STREAM, EnvSpec, EpisodeKey
+from polyarm.errors import InvalidCall
+from polyarm.report.encoding import plain
+from polyarm.rollout.options import EvalOptions
+from polyarm.vector.make import specify
+
+TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tasks that share a vector env, because their spaces agree.
+
+    Attributes:
+        tasks: As `make_vec` takes them.
+        specs: What is built for each.
+    """
+
+    tasks: tuple[TaskLike, ...]
+    specs: tuple[EnvSpec, ...]
+
+    def keys(self, options: EvalOptions) -> list[EpisodeKey]:
+        """The episodes of all its tasks, task by task."""
+        first = options.seed * STREAM + options.start
+        return [
+            EpisodeKey(spec.suite, spec.task, index, repeat)
+            for spec in self.specs
+            for index in range(first, first + options.episodes)
+            for repeat in range(options.repeats)
+        ]
+
+
+def group_tasks(tasks: Sequence[TaskLike], options: EvalOptions) -> list[Group]:
+    """Tasks by what can share a batch: a suite's, or each alone where spaces may differ.
+
+    Raises:
+        UnknownName: For a suite, task, camera or option that does not exist.
+    """
+    groups: dict[str, list[tuple[TaskLike, EnvSpec]]] = {}
+    for task in _expanded(tasks):
+        spec = _spec(task, options)
+        alone = not registry.load(spec.suite).episodic
+        groups.setdefault(spec.name if alone else spec.suite, []).append((task, spec))
+    for members in groups.values():
+        names = [spec.name for _, spec in members]
+        if doubled := {name for name in names if names.count(name) > 1}:
+            raise InvalidCall(f"tasks are named twice: {', '.join(sorted(doubled))}")
+    return [
+        Group(tuple(task for task, _ in members), tuple(spec for _, spec in members))
+        for members in groups.values()
+    ]
+
+
+def protocol(groups: Sequence[Group], options: EvalOptions) -> dict[str, Any]:
+    """Everything that shapes an episode, whoever runs it; runs that differ here don't mix.
+
+    The policies' fingerprints are added when they are known.
+    """
+    suites: dict[str, Any] = {}
+    for group in groups:
+        described = {spec.name: _provenance(spec) for spec in group.specs}
+        common = _common(list(described.values()))
+        apart = {
+            name: {key: value for key, value in about.items() if key not in common}
+            for name, about in described.items()
+        }
+        suites[group.specs[0].suite] = {
+            **suites.get(group.specs[0].suite, {}),
+            **common,
+            **({"tasks": apart} if any(apart.values()) else {}),
+        }
+    protocol: dict[str, Any] = plain(
+        {
+            "polyarm": __version__,
+            "suites": suites,
+            "seed": options.seed,
+            "repeats": options.repeats,
+            "chunk": options.chunk,
+            "execute": options.execute,
+            "ensemble": options.ensemble,
+            "cameras": list(options.cameras),
+            "image_size": list(options.image_size),
+        }
+    )
+    return protocol
+
+
+def policy_fingerprint(policy: Any) -> Any:
+    """What tells a policy from others: what it says of itself, or its class."""
+    found = getattr(policy, "fingerprint", None)
+    found = found() if callable(found) else found
+    return plain(found if found is not None else {"class": _qualified(type(policy))})
+
+
+def _provenance(spec: EnvSpec) -> dict[str, Any]:
+    description = registry.load(spec.suite).describe(spec)
+    about = dict(description.provenance) if description is not None else {}
+    return {key: value for key, value in about.items() if key not in ("task", "instruction")}
+
+
+def _common(described: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = described
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
+
+
+def _expanded(tasks: Sequence[TaskLike]) -> list[TaskLike]:
+    expanded: list[TaskLike] = []
+    for task in tasks:
+        if isinstance(task, str) and "/" in task:
+            expanded += [f"{suite}/{name}" for suite, name in registry.resolve(task)]
+        else:
+            expanded.append(task)
+    if not expanded:
+        raise InvalidCall("no tasks were given")
+    return expanded
+
+
+def _spec(task: TaskLike, options: EvalOptions) -> EnvSpec:
+    return specify(task, options.cameras, options.image_size, options.suite_settings())
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

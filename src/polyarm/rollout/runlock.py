@@ -1,0 +1,107 @@
+"""A lock that is an ordinary file: who holds it, and a heartbeat to tell the dead from the living.
+
+On one machine the holder's process is looked up; from another machine, a heartbeat older than
+`STALE_S` means that the holder is gone. Ages are measured by the file system's own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from polyarm.errors import RunConflict
+
+BEAT_S = 10.0
+STALE_S = 120.0
+
+
+class RunLock:
+    """Held from construction until `release`.
+
+    Args:
+        path: The lock's file.
+
+    Raises:
+        RunConflict: Somebody who is alive holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._me = {
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "pid": os.getpid(),
+            "started": _start_of(os.getpid()),
+        }
+        self._held = False
+        self._beaten_at = time.monotonic()
+        mine = path.with_name(f"{path.name}.{self._me['host']}.{os.getpid()}")
+        mine.write_text(json.dumps(self._me))
+        try:
+            self._take(mine)
+        finally:
+            mine.unlink(missing_ok=True)
+        self._held = True
+
+    def beat(self) -> None:
+        """Renew the lock, if it is time to."""
+        now = time.monotonic()
+        if self._held and now - self._beaten_at > BEAT_S:
+            self._beaten_at = now
+            os.utime(self._path)
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._held:
+            self._held = False
+            self._path.unlink(missing_ok=True)
+
+    def _take(self, mine: Path) -> None:
+        for _ in range(3):
+            try:
+                os.link(mine, self._path)  # atomic on NFS too
+            except FileExistsError:
+                if (holder := self._holder(mine)) is not None:
+                    raise RunConflict(
+                        f"{self._path.parent} is in use by process {holder['pid']} on"
+                        f" {holder['host']}; wait for it, stop it, or choose another folder"
+                    ) from None
+                self._path.unlink(missing_ok=True)
+            else:
+                return
+        raise RunConflict(f"{self._path} is being taken by several processes at once")
+
+    def _holder(self, mine: Path) -> dict[str, Any] | None:
+        """Who holds the lock, or None if they are gone."""
+        try:
+            holder: dict[str, Any] = json.loads(self._path.read_text())
+            age_s = mine.stat().st_mtime - self._path.stat().st_mtime
+        except (FileNotFoundError, ValueError):
+            return None
+        if holder.get("host") == self._me["host"]:
+            alive = holder.get("boot") == self._me["boot"] and (
+                holder.get("started") == _start_of(int(holder["pid"]))
+            )
+        else:
+            alive = age_s < STALE_S
+        return holder if alive else None
+
+
+def _start_of(pid: int) -> str:
+    """When a process was started, in clock ticks; "" if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

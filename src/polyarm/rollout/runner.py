@@ -1,0 +1,319 @@
+"""The batched loop: slots play episodes from one queue, a policy decides for whoever is ready.
+
+A slot that finishes an episode takes the next one at once, of whatever task. While the policy
+decides for some slots, the others go on simulating. Which slot, batch or worker an episode met
+changes nothing about it: its key fixes the initial state and the policy's noise, and its rows of
+a batch are its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polyarm import registry
+from polyarm.contracts import Batch, EpisodeKey, ObservedEpisode, Policy, Task
+from polyarm.errors import SlotError, StorageError
+from polyarm.rollout.decisions import PolicyCaller
+from polyarm.rollout.episode import EpisodeOptions, RunningEpisode, row_of
+from polyarm.rollout.schedule import Schedule
+from polyarm.vector.env import Ready, VectorEnv
+
+_LOOK_UP_S = 0.5
+"""How long the loop sleeps at most before it looks at whether it is to stop."""
+_QUICK = 0.1
+"""A policy that takes less than this share of a simulated chunk is asked for every ready slot."""
+_HOPELESS = 3
+"""A task whose envs fail to build so often, with nothing finished, is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How episodes are run.
+
+    Attributes:
+        episode: How each of them is run.
+        max_batch: Rows per decision at most; None for as many as there are slots.
+        max_wait_s: How long a ready slot may wait for others to join its batch.
+        policy_timeout_s: How long a decision may take; None for ever.
+        observed: Whether envs have observers that want to know which episode they watch.
+        label: Which of several policies this is, for the observers.
+    """
+
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
+    max_batch: int | None = None
+    max_wait_s: float = 0.05
+    policy_timeout_s: float | None = 600.0
+    observed: bool = False
+    label: str = ""
+
+
+class Runner:
+    """Runs the episodes of a schedule in a vector env.
+
+    Args:
+        env: Made with ``autoreset="disabled"``, all of its slots idle. After `episodes` has come
+            to its end they are idle again; if it was cut short, after `drain`.
+        policy: What acts.
+        schedule: Which episodes to run.
+        options: How.
+
+    Attributes:
+        stopping: Set it to end `episodes` within a second; running episodes are given up.
+        waiting_s: Seconds spent waiting for envs.
+        restarts: How many episodes were cut short, by kind of error.
+    """
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, schedule: Schedule, options: RunnerOptions
+    ) -> None:
+        self._env = env
+        self._policy = policy
+        self._schedule = schedule
+        self._options = options
+        self._expert_steps: int = getattr(policy, "expert_steps", 0) or 0
+        self._caller = PolicyCaller(
+            policy,
+            env.single_action_space,
+            max_batch=options.max_batch or env.num_envs,
+            timeout_s=options.policy_timeout_s,
+        )
+        self._known = _known_tasks(env.tasks)
+        self._tasks = list(env.tasks)
+        self._idle = set(range(env.num_envs))
+        self._episodes: dict[int, RunningEpisode] = {}
+        self._deciding: dict[int, float] = {}
+        self._build_errors: dict[str, list[SlotError]] = {}
+        self._chunk_s = 0.0
+        self.stopping = False
+        self.waiting_s = 0.0
+        self.restarts: Counter[str] = Counter()
+
+    @property
+    def policy_s(self) -> float:
+        """Seconds spent in the policy."""
+        return self._caller.seconds
+
+    @property
+    def running(self) -> int:
+        """Episodes under way."""
+        return len(self._episodes)
+
+    def episodes(self) -> Iterator[RunningEpisode | None]:
+        """Episodes as they end, until all have, or until ``stopping`` is set.
+
+        Yields None now and then, so that whoever reads can look after other things.
+        """
+        yield from self._fill()
+        looked_at = time.monotonic()
+        while self._episodes and not self.stopping:
+            if self._must_decide():
+                self._decide()
+            else:
+                yield from self._receive()
+                yield from self._fill()
+            if time.monotonic() - looked_at > _LOOK_UP_S:
+                looked_at = time.monotonic()
+                yield None
+
+    def drain(self) -> None:
+        """Give up the episodes that run and leave all slots idle; waits for their chunks to end."""
+        self.stopping = True
+        while pending := len(self._episodes) - len(self._deciding):
+            for slot in self._env.recv(pending, observe=False).slots.tolist():
+                self._free(slot)
+        for slot in list(self._deciding):
+            self._free(slot)
+
+    # Episodes begin.
+
+    def _fill(self) -> Iterator[RunningEpisode]:
+        """Give free slots the next episodes."""
+        same: list[tuple[int, EpisodeKey]] = []
+        for slot in sorted(self._idle):
+            if self.stopping or (key := self._schedule.next(self._tasks[slot])) is None:
+                break
+            if len(self._build_errors.get(key.name, ())) >= _HOPELESS:
+                yield from self._give_up(key)
+                continue
+            self._begin(slot, key)
+            if key.name == self._tasks[slot]:
+                same.append((slot, key))
+            else:
+                self._tasks[slot] = key.name
+                self._send_resets([(slot, key)], task=key.name)
+        if same:
+            self._send_resets(same)
+
+    def _begin(self, slot: int, key: EpisodeKey) -> None:
+        self._idle.discard(slot)
+        task = self._known.get(key.name)
+        instruction = task.instruction if task else ""
+        attempt = self._schedule.attempts(key)
+        self._episodes[slot] = RunningEpisode(key, instruction, attempt, self._options.episode)
+        self._policy.begin([key])
+
+    def _send_resets(self, pairs: Sequence[tuple[int, EpisodeKey]], task: Any = None) -> None:
+        options: dict[str, Any] = {}
+        seeds: list[int | None] | None = None
+        if self._env.episodic:
+            options["episodes"] = [key.index for _, key in pairs]
+        else:
+            seeds = [None] * self._env.num_envs
+            for slot, key in pairs:
+                seeds[slot] = key.index
+        if self._options.observed:
+            options["observed"] = [self._observed(self._episodes[slot]) for slot, _ in pairs]
+        self._env.send_reset([slot for slot, _ in pairs], seed=seeds, options=options, task=task)
+
+    def _observed(self, episode: RunningEpisode) -> ObservedEpisode:
+        task = self._known.get(episode.key.name)
+        horizon = (task.max_steps or 0) if task else 0
+        return ObservedEpisode(
+            episode.key, episode.instruction, horizon, episode.attempt, self._options.label
+        )
+
+    def _give_up(self, key: EpisodeKey) -> Iterator[RunningEpisode]:
+        """Report all that waits of a task whose envs cannot be built."""
+        error = self._build_errors[key.name][-1]
+        for each in [key, *self._schedule.drop(key.name)]:
+            episode = RunningEpisode(each, "", 1, self._options.episode)
+            episode.fail(error)
+            yield episode
+        self._schedule.finished(key)
+
+    # Episodes go on, and end.
+
+    def _receive(self) -> Iterator[RunningEpisode]:
+        pending = len(self._episodes) - len(self._deciding)
+        wanted = max(1, min(self._batch_target() - len(self._deciding), pending))
+        timeout_s = _LOOK_UP_S
+        if self._deciding:
+            waited_s = time.monotonic() - min(self._deciding.values())
+            timeout_s = max(0.0, self._options.max_wait_s - waited_s)
+        began = time.perf_counter()
+        ready = self._env.recv(wanted, timeout_s, observe=False)
+        self.waiting_s += time.perf_counter() - began
+        if len(ready.slots):
+            yield from self._enter(ready)
+
+    def _enter(self, ready: Ready) -> Iterator[RunningEpisode]:
+        """Note what slots have done; those that go on wait for a decision."""
+        info, timings, now = ready.info, self._env.timings_ns(), time.monotonic()
+        errors, succeeded, files = (
+            info.get(name) for name in ("error", "is_success", "observed_files")
+        )
+        going: list[int] = []
+        for place, slot in enumerate(ready.slots.tolist()):
+            episode = self._episodes[slot]
+            if errors is not None and errors[place] is not None:
+                yield from self._on_error(slot, episode, errors[place])
+                continue
+            episode.simulated(timings, slot)
+            if steps := int(info["steps"][place]):
+                self._chunk_s += 0.1 * (now - episode.sent_at - self._chunk_s)
+                executed = episode.sent
+                if executed is None:
+                    executed = self._env.executed_actions(slot, steps)
+                episode.stepped(executed[:steps], ready.rewards[place, :steps])
+            if ready.terminated[place] or ready.truncated[place]:
+                success = succeeded is not None and bool(succeeded[place])
+                made = files[place] if files is not None else None
+                self._free(slot)
+                self._schedule.finished(episode.key)
+                self._build_errors.pop(episode.key.name, None)
+                episode.finish("success" if success else "failure", made or ())
+                yield episode
+            else:
+                going.append(slot)
+        if self._expert_steps and going:
+            self._send_experts(going, now)
+        else:
+            self._deciding.update(dict.fromkeys(going, now))
+
+    def _send_experts(self, slots: list[int], now: float) -> None:
+        keep = self._options.episode.keep
+        obs = self._env.observe(slots) if keep else None
+        for row, slot in enumerate(slots):
+            self._episodes[slot].sent_at = now
+            if keep:
+                self._episodes[slot].note(row_of(obs, row))
+        self._env.send_expert(self._expert_steps, slots)
+
+    def _free(self, slot: int) -> None:
+        episode = self._episodes.pop(slot)
+        self._deciding.pop(slot, None)
+        self._idle.add(slot)
+        if (end := getattr(self._policy, "end", None)) is not None:
+            end([episode.key])
+
+    def _on_error(
+        self, slot: int, episode: RunningEpisode, error: SlotError
+    ) -> Iterator[RunningEpisode]:
+        if os.strerror(errno.ENOSPC) in error.message:
+            raise StorageError(errno.ENOSPC, f"{error.message} ({episode.key}); free some space")
+        self._free(slot)
+        self.restarts[error.kind] += 1
+        if error.phase == "build":
+            self._build_errors.setdefault(episode.key.name, []).append(error)
+        if not self._schedule.failed(episode.key, charged=error.kind != "collateral"):
+            self._schedule.finished(episode.key)
+            episode.fail(error)
+            yield episode
+
+    # Decisions.
+
+    def _batch_target(self) -> int:
+        """How many slots a decision waits for.
+
+        Half of those that play, so that the policy decides for one half while the other simulates;
+        any that are ready, where the policy takes next to no time.
+        """
+        quick = self._caller.last_s < _QUICK * self._chunk_s
+        half = math.ceil(len(self._episodes) / 2)
+        return min(self._caller.max_batch, 1 if quick else half)
+
+    def _must_decide(self) -> bool:
+        waiting = len(self._deciding)
+        if not waiting:
+            return False
+        if waiting >= self._batch_target() or waiting == len(self._episodes):
+            return True
+        return time.monotonic() - min(self._deciding.values()) >= self._options.max_wait_s
+
+    def _decide(self) -> None:
+        """Ask the policy about the slots that have waited longest, and send what it says."""
+        slots = list(self._deciding)[: self._caller.max_batch]
+        episodes = [self._episodes[slot] for slot in slots]
+        batch = Batch(
+            obs=self._env.observe(slots),
+            keys=tuple(episode.key for episode in episodes),
+            instructions=tuple(episode.instruction for episode in episodes),
+            steps=np.array([episode.steps for episode in episodes], np.int64),
+            generators=tuple(episode.generator for episode in episodes),
+        )
+        actions, extras = self._caller.act(batch)
+        chunks: dict[int, list[tuple[int, Any]]] = {}
+        for row, (slot, episode) in enumerate(zip(slots, episodes, strict=True)):
+            own = {name: values[row] for name, values in extras.items()}
+            sent = episode.decided(actions[row], own, row_of(batch.obs, row))
+            episode.took(self._caller.last_s / len(slots))
+            episode.sent_at = time.monotonic()
+            chunks.setdefault(len(sent), []).append((slot, sent))
+            del self._deciding[slot]
+        for group in chunks.values():
+            self._env.send(np.stack([sent for _, sent in group]), [slot for slot, _ in group])
+
+
+def _known_tasks(names: Sequence[str]) -> Mapping[str, Task]:
+    """What suites say about their tasks, by full name."""
+    suites = {name.partition("/")[0] for name in names}
+    return {task.name: task for suite in suites for task in registry.load(suite).tasks()}
