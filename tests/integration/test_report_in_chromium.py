@@ -1,5 +1,6 @@
 """The report in a real browser, from a file, without a network: it shows, sorts, filters, plays."""
 
+import re
 import shutil
 import time
 from types import SimpleNamespace
@@ -154,7 +155,7 @@ def test_an_episode_opens_by_keyboard_and_plays_its_video(browse, tmp_path):
     expect(detail.locator("video")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(detail).to_be_hidden()
-    assert page.url.endswith("report.html")
+    expect(page).to_have_url(re.compile(r"report\.html$"))
 
 
 def test_a_link_leads_to_an_episode_and_a_missing_video_is_told(browse, tmp_path):
@@ -209,6 +210,15 @@ def test_the_page_fits_its_screen_in_either_light(browse, run, tmp_path, scheme,
     assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
     light = page.evaluate("getComputedStyle(document.body).backgroundColor").count("247")
     assert (light > 0) == (scheme == "light")
+
+
+def test_on_paper_the_page_is_light_and_without_controls(browse, run, tmp_path):
+    page = browse(run, tmp_path, color_scheme="dark")
+    page.emulate_media(media="print")
+    white = "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == white
+    expect(page.locator("#filters")).to_be_hidden()
+    assert page.locator("#grid button.cell:visible").count() == 69
 
 
 def test_five_thousand_episodes_stay_quick(browse, tmp_path):

@@ -58,7 +58,7 @@ def show(comparison: Comparison | PublishedComparison, out: Console) -> None:
     from polyarm.report.published import PublishedComparison
 
     if isinstance(comparison, PublishedComparison):
-        out.print(str(comparison), markup=False)
+        out.print(str(comparison), markup=False, soft_wrap=True)
         return
     table = console.table("task", "A", "B", "B − A", "95% interval", "p", "episodes")
     for column in table.columns[1:]:
@@ -68,6 +68,8 @@ def show(comparison: Comparison | PublishedComparison, out: Console) -> None:
     if len(comparison.tasks) > 1:
         table.add_row(*_row(comparison.overall), style="bold")
     out.print(table)
+    if len(comparison.tasks) > 1:
+        out.print("p of a task is adjusted for the number of tasks (Holm).", style="dim")
     out.print()
     out.print(comparison.verdict, style="bold", markup=False)
     for warning in comparison.warnings:
@@ -88,7 +90,7 @@ def _compare(options: CompareOptions) -> Comparison | PublishedComparison:
 
 
 def _row(outcome: PairedOutcome) -> tuple[str, ...]:
-    from polyarm.report.compare import signed_points
+    from polyarm.report.compare import p_text, signed_points
 
     difference = outcome.difference
     interval = f"{signed_points(difference.low)} to {signed_points(difference.high)}"
@@ -98,7 +100,7 @@ def _row(outcome: PairedOutcome) -> tuple[str, ...]:
         _percent(outcome.b),
         signed_points(difference.estimate),
         interval,
-        f"{outcome.p:.3f}",
+        p_text(outcome.p).removeprefix("p ").removeprefix("= "),
         f"{outcome.a.episodes:,}",
     )
 

@@ -211,9 +211,11 @@ def _warnings(
     for who, count in (("A", only_a), ("B", only_b)):
         if count:
             yield f"{_episodes(count)} left out because only {who} has run {_them(count)}."
-    if changed:
-        names = ", ".join(path for path, _, _ in changed[:_SHOWN])
-        more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    # That the policies differ is what is being compared.
+    others = [path for path, _, _ in changed if "policy" not in path.split(".")]
+    if others:
+        names = ", ".join(others[:_SHOWN])
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         yield f"The fingerprints differ in {names}{more}: not only the policy may have changed."
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from polyarm.report.results import Results, policy_step
 
 _BINS = 24
+_LABEL_WIDTH = 8
 _LABELS = {
     "sim": "simulation",
     "frames": "frames",
@@ -150,19 +151,21 @@ def curve(policies: Mapping[str, Results]) -> Curve | None:
     has_steps = len(set(known)) == len(shown)
     places = [float(step) for step in known] if has_steps else [float(i) for i in range(len(shown))]
     first, span = min(places), max(places) - min(places)
+    x = [4 + 92 * (place - first) / span for place in places]
+    labels = [f"{place:,.0f}" for place in places] if has_steps else shown
     return Curve(
         tuple(
             CurvePoint(
                 policy=name,
-                step=f"{place:,.0f}" if has_steps else name,
-                x=4 + 92 * (place - first) / span,
+                step=label,
+                x=position,
                 y=100 * (rates[name].rate or 0.0),
                 low=100 * (rates[name].low or 0.0),
                 high=100 * (rates[name].high or 0.0),
                 text=f"{name}: {rates[name].rate:.1%}, 95% interval {rates[name].low:.1%} to"
                 f" {rates[name].high:.1%}, {rates[name].episodes} episodes",
             )
-            for name, place in zip(shown, places, strict=True)
+            for name, position, label in zip(shown, x, _spaced(labels, x), strict=True)
         ),
         has_steps,
     )
@@ -185,6 +188,17 @@ def number(value: float) -> str:
         return f"{value:,.0f}"
     text = f"{value:.3g}"
     return text if "e" not in text else f"{value:.2e}"
+
+
+def _spaced(labels: Sequence[str], x: Sequence[float]) -> list[str]:
+    """The labels, blank where they would run into the one before or into the last."""
+    shown: list[str] = []
+    free = -math.inf
+    for label, position in zip(labels[:-1], x[:-1], strict=True):
+        fits = free <= position <= x[-1] - _LABEL_WIDTH
+        shown.append(label if fits else "")
+        free = position + _LABEL_WIDTH if fits else free
+    return [*shown, *labels[-1:]]
 
 
 def _counts(values: Sequence[float], width: float) -> list[int]:

@@ -98,7 +98,7 @@ class Results:
 
     @cached_property
     def tasks(self) -> tuple[TaskSummary, ...]:
-        """The tasks, in the order in which they first appear."""
+        """The tasks, in the order in which they first appear, over all policies."""
         by_task: dict[str, list[EpisodeResult]] = {}
         for episode in self.episodes:
             by_task.setdefault(episode.key.name, []).append(episode)

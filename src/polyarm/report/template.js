@@ -32,7 +32,7 @@
   const state = { policy: policies.length - 1, text: "", task: "", outcome: "all", column: null, down: false, rows: FIRST_ROWS };
   let visible = [];
 
-  // ---- the grid -----------------------------------------------------------------------------
+  // The grid.
   const grid = document.getElementById("grid");
   const cells = new Array(episodes.length);
   const groups = [];
@@ -88,7 +88,7 @@
     if (roving) roving.tabIndex = 0;
   }
 
-  // ---- filters and the table of episodes -----------------------------------------------------
+  // Filters and the table of episodes.
   function matches(one) {
     if (one[POLICY] !== state.policy) return false;
     if (state.outcome !== "all" && OUTCOMES[one[OUTCOME]] !== state.outcome) return false;
@@ -120,8 +120,8 @@
     if (state.column !== null) visible.sort((a, b) => compare(key(episodes[a], state.column), key(episodes[b], state.column)) || a - b);
     rove(find("button.cell:not([hidden])", grid));
     const total = episodes.filter((one) => one[POLICY] === state.policy).length;
-    document.getElementById("found").textContent =
-      visible.length === total ? `${total.toLocaleString("en")} episodes` : `${visible.length.toLocaleString("en")} of ${total.toLocaleString("en")} episodes`;
+    const counted = `${total.toLocaleString("en")} ${total === 1 ? "episode" : "episodes"}`;
+    document.getElementById("found").textContent = visible.length === total ? counted : `${visible.length.toLocaleString("en")} of ${counted}`;
     state.rows = FIRST_ROWS;
     drawRows();
   }
@@ -165,7 +165,7 @@
     header.setAttribute("aria-sort", down ? "descending" : "ascending");
   }
 
-  // ---- the tables of tasks -------------------------------------------------------------------
+  // The tables of tasks.
   function sortTasks(header) {
     const column = header.cellIndex, body = header.closest("table").tBodies[0];
     // Names rise at first, numbers fall: the best task is what one looks for.
@@ -192,7 +192,7 @@
     refresh();
   }
 
-  // ---- one episode ---------------------------------------------------------------------------
+  // One episode.
   const dialog = document.getElementById("detail");
   let opened = null;
 
@@ -271,7 +271,7 @@
     if (event.target === dialog || event.target.closest("[data-close]")) dialog.close();
   });
 
-  // ---- events --------------------------------------------------------------------------------
+  // Events.
   document.addEventListener("click", (event) => {
     const target = event.target;
     const opener = target.closest("[data-open]");

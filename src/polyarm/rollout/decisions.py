@@ -28,6 +28,36 @@ Array = NDArray[Any]
 _LAST_RESORT_S = 30.0
 
 
+class CostModel:
+    """What a decision costs: so much per call and so much per row, learned from the calls."""
+
+    _DECAY = 0.9
+
+    def __init__(self) -> None:
+        self._sums = np.zeros(5)
+        self.calls = 0
+
+    def add(self, rows: int, seconds: float) -> None:
+        """Note a call."""
+        self.calls += 1
+        new = (1.0, rows, seconds, rows * rows, rows * seconds)
+        self._sums = self._DECAY * self._sums + new
+
+    def fixed_share(self, rows: int) -> float | None:
+        """Which part of a call with so many rows it would cost with none.
+
+        None as long as all calls had about as many rows: then other numbers are worth a try.
+        """
+        weight, x, y, xx, xy = self._sums
+        spread = weight * xx - x * x
+        if spread <= 0.02 * weight * xx:
+            return None
+        slope = max(0.0, (weight * xy - x * y) / spread)
+        fixed = max(0.0, (y - slope * x) / weight)
+        total = fixed + slope * rows
+        return float(fixed / total) if total > 0 else 1.0
+
+
 class PolicyCaller:
     """Calls ``act`` for one batch after another.
 
@@ -41,6 +71,7 @@ class PolicyCaller:
         seconds: Spent in the policy so far.
         last_s: Spent in the last call of `act`.
         max_batch: Rows per call at most, as it is now.
+        cost: What calls cost.
     """
 
     def __init__(
@@ -56,6 +87,7 @@ class PolicyCaller:
         self._timeout_s = timeout_s
         self.max_batch = max_batch
         self.seconds = self.last_s = 0.0
+        self.cost = CostModel()
 
     def act(self, batch: Batch) -> tuple[Array, dict[str, Array]]:
         """Actions ``(B, K, …)`` and extras ``(B, …)`` for every row.
@@ -72,6 +104,7 @@ class PolicyCaller:
                 parts.append(answer)
                 start += len(part)
         self.last_s = self.seconds - before
+        self.cost.add(len(batch), self.last_s)
         if len(parts) == 1:
             return parts[0]
         if len({actions.shape[1] for actions, _ in parts}) > 1:

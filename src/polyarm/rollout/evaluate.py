@@ -182,6 +182,8 @@ class Evaluator:
             self._note_batching(acting)
             schedule = Schedule(missing, max_attempts=self._options.max_attempts)
             self._runner = Runner(env, acting, schedule, self._runner_options(label))
+            if self._is_stopping():  # since before there was a runner
+                self._runner.stopping = True
             for episode in self._runner.episodes():
                 yield self._result(label, episode) if episode is not None else None
             if self._is_stopping():

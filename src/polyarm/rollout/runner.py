@@ -31,6 +31,8 @@ _LOOK_UP_S = 0.5
 """How long the loop sleeps at most before it looks at whether it is to stop."""
 _QUICK = 0.1
 """A policy that takes less than this share of a simulated chunk is asked for every ready slot."""
+_BY_THE_ROW = 0.3
+"""A policy's calls cost by the row if the fixed part of a small batch is less than this share."""
 _HOPELESS = 3
 """A task whose envs fail to build so often, with nothing finished, is given up."""
 
@@ -274,12 +276,25 @@ class Runner:
     def _batch_target(self) -> int:
         """How many slots a decision waits for.
 
-        Half of those that play, so that the policy decides for one half while the other simulates;
-        any that are ready, where the policy takes next to no time.
+        Half of those that play, so that the policy decides for one half while the other simulates.
+        A quarter, where small batches cost as little per row as large ones; any that are ready,
+        where the policy takes next to no time.
         """
-        quick = self._caller.last_s < _QUICK * self._chunk_s
-        half = math.ceil(len(self._episodes) / 2)
-        return min(self._caller.max_batch, 1 if quick else half)
+        caller, playing = self._caller, len(self._episodes)
+        if caller.last_s < _QUICK * self._chunk_s:
+            return 1
+        return min(caller.max_batch, math.ceil(playing / (4 if self._costs_by_the_row() else 2)))
+
+    def _batch_limit(self) -> int:
+        """How many rows to ask about at once: all that wait, unless calls cost by the row."""
+        limit = self._caller.max_batch
+        return min(limit, self._batch_target()) if self._costs_by_the_row() else limit
+
+    def _costs_by_the_row(self) -> bool:
+        cost = self._caller.cost
+        share = cost.fixed_share(math.ceil(len(self._episodes) / 4))
+        # Unknown: small and large batches in turn, until it shows.
+        return cost.calls % 2 == 0 if share is None else share < _BY_THE_ROW
 
     def _must_decide(self) -> bool:
         waiting = len(self._deciding)
@@ -291,7 +306,7 @@ class Runner:
 
     def _decide(self) -> None:
         """Ask the policy about the slots that have waited longest, and send what it says."""
-        slots = list(self._deciding)[: self._caller.max_batch]
+        slots = list(self._deciding)[: self._batch_limit()]
         episodes = [self._episodes[slot] for slot in slots]
         batch = Batch(
             obs=self._env.observe(slots),

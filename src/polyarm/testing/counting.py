@@ -95,6 +95,10 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         terminated, truncated = ended and not self.truncate, ended and self.truncate
         return self._observe(), float(self.step_number), terminated, truncated, self._info()
 
+    def expert_action(self) -> NDArray[np.float32]:
+        """(origin, step), scaled to [-1, 1]: a different action at every step of every episode."""
+        return np.array([self._state[0] / 1000, self._state[1] / self.length], np.float32)
+
     def terminal_frame(self) -> dict[str, NDArray[np.uint8]] | None:
         """The frames of the last step, rendered now."""
         return {f"pixels/{camera}": self._frame(camera) for camera in self.cameras}

@@ -67,6 +67,13 @@ def test_differing_fingerprints_are_listed_and_warned_about(results):
     assert compare(a, a).warnings == ()
 
 
+def test_another_policy_in_the_fingerprint_is_listed_but_no_reason_to_warn(results):
+    a, b = (results(provenance={"policy": {"weights": weights}}) for weights in ("x", "y"))
+    found = compare(a, b)
+    assert found.changed == (("policy.weights", "x", "y"),)
+    assert found.warnings == ()
+
+
 def test_runs_of_one_policy_pair_whatever_its_name(results):
     assert compare(results(policy="old"), results(policy="new")).overall.a.episodes == 3
 

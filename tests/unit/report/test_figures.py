@@ -1,5 +1,6 @@
 """Figures stay inside their frames, whatever the numbers."""
 
+import itertools
 import math
 
 import pytest
@@ -62,6 +63,14 @@ def test_policies_without_steps_are_spaced_evenly(results):
     figure = curve({name: results() for name in ("expert", "random", "p-3")})
     assert not figure.has_steps
     assert [point.step for point in figure.points] == ["expert", "random", "p-3"]
+
+
+def test_labels_of_many_checkpoints_do_not_run_into_one_another(results):
+    figure = curve({f"p-{step}": results() for step in range(0, 1001, 10)})
+    shown = [point.x for point in figure.points if point.step]
+    assert figure.points[0].step == "0"
+    assert figure.points[-1].step == "1,000"
+    assert min(b - a for a, b in itertools.pairwise(shown)) >= 8
 
 
 def test_a_curve_needs_two_rates(results):

@@ -1,0 +1,161 @@
+"""An evaluation that is killed or told to stop, at any moment, and run again: the same results."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+import evaluation_faults as faults
+
+
+
+@pytest.fixture(autouse=True)
+def plan(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "plan.json"
+    monkeypatch.setenv(faults.PLAN, str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return faults.undisturbed(faults.GAMBLE, 12)
+
+
+def command(out: Path, *more: str) -> faults.Run:
+    arguments = ["--policy", faults.GAMBLER, "--task", faults.GAMBLE, "--episodes", "12"]
+    return faults.Run(out, *arguments, "--num-envs", "3", *more)
+
+
+def finish(process: faults.Run, out: Path, expected: dict) -> None:
+    with process:
+        code, said = process.end()
+    assert code == 0, said
+    faults.assert_each_once(out)
+    assert faults.in_journal(out) == expected
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_scores_of_an_undisturbed_one(
+    tmp_path, plan, expected, wait_until, running
+):
+    out, chance = tmp_path / "out", random.Random(0)
+    faults.plan(plan, step_s=0.02)
+    moments = [lambda: (out / ".rank0.lock").exists()]
+    for more in (1, 2, 3):
+        moments.append(lambda more=more: faults.lines(out) >= before + more)
+    for moment in moments:
+        before = faults.lines(out)
+        with command(out) as process:
+            wait_until(moment, 15, "the moment to kill")
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0, 0.1))
+            family = faults.children(process.pid)
+            process.kill()
+            process.wait()
+            wait_until(lambda: not any(map(running, family)), 5, "workers gone")  # noqa: B023
+        assert before <= faults.lines(out) < 12
+    assert faults.lines(out) >= 3
+    kept = (out / "episodes.jsonl").read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    faults.plan(plan)
+    finish(command(out), out, expected)
+    assert (out / "episodes.jsonl").read_bytes().startswith(kept)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_run_told_to_stop_does_so_soon_and_the_same_command_goes_on(
+    tmp_path, plan, expected, wait_until, running, number
+):
+    out = tmp_path / "out"
+    faults.plan(plan, step_s=0.05)
+    code, said = stop(command(out), number, out, wait_until, running)
+    assert_stopped(out, code, said, 3)
+    faults.plan(plan)
+    finish(command(out), out, expected)
+
+
+def test_ctrl_c_prints_a_command_that_goes_on(tmp_path, plan, expected, wait_until, running):
+    out = tmp_path / "out"
+    faults.plan(plan, step_s=0.05)
+    code, said = stop(command(out), signal.SIGINT, out, wait_until, running)
+    assert_stopped(out, code, said, 130)
+    program, subcommand, flag, folder, *rest = shlex.split(
+        said.partition("this run stopped with: ")[2].partition("\n")[0]
+    )
+    assert (program, subcommand, flag) == ("polyarm", "eval", "--out")
+    faults.plan(plan)
+    finish(faults.Run(Path(folder), *rest), out, expected)
+
+
+def stop(process, number, out, wait_until, running) -> tuple[int, str]:
+    """Signal a run in its midst; all that belongs to it must be gone a moment later."""
+    with process:
+        wait_until(lambda: faults.lines(out) >= 1, 15, "an episode")
+        family = faults.children(process.pid)
+        assert len(family) > 3
+        process.send_signal(number)
+        ended = process.end(8)
+    wait_until(lambda: not any(map(running, family)), 1, "workers gone")
+    return ended
+
+
+def test_a_run_stops_by_itself_after_the_time_it_was_given(tmp_path, plan, expected):
+    out = tmp_path / "out"
+    faults.plan(plan, step_s=0.1)
+    with command(out, "--stop-after", "1s") as process:
+        code, said = process.end(15)
+    assert_stopped(out, code, said, 3)
+    faults.plan(plan)
+    finish(command(out, "--stop-after", "1h"), out, expected)
+
+
+def test_a_run_told_to_stop_while_envs_are_built_runs_no_episode(tmp_path, plan, wait_until):
+    out, gate = tmp_path / "out", tmp_path / "gate"
+    faults.plan(plan, gate=str(gate))
+    with command(out) as process:
+        wait_until(Path(f"{gate}.seen").exists, 15, "a build")
+        process.send_signal(signal.SIGTERM)
+        gate.touch()
+        code, said = process.end(10)
+    assert_stopped(out, code, said, 3)
+    assert faults.lines(out) == 0
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path, plan, wait_until, running):
+    out, gate = tmp_path / "out", tmp_path / "gate"
+    faults.plan(plan, gate=str(gate))
+    with command(out) as process:
+        wait_until(Path(f"{gate}.seen").exists, 15, "a build")
+        family = faults.children(process.pid)
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: not signal_pending(process.pid), 5, "the first signal taken")
+        process.send_signal(signal.SIGINT)
+        code, said = process.end(8)
+    assert code == 130, said
+    assert "Traceback" not in said
+    assert not (out / ".rank0.lock").exists()
+    wait_until(lambda: not any(map(running, family)), 1, "workers gone")
+
+
+def signal_pending(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("ShdPnd", "SigPnd"))]
+    return any(int(mask, 16) & 1 << (signal.SIGINT - 1) for mask in masks)
+
+
+def assert_stopped(out: Path, code: int, said: str, expected: int) -> None:
+    assert code == expected, said
+    assert "Traceback" not in said
+    assert "go on where this run stopped with: polyarm eval --out" in said
+    assert faults.lines(out) < 12
+    assert f"{12 - faults.lines(out)} episodes are missing" in said
+    assert (out / "results.json").exists()
+    assert (out / "report.html").exists()
+    assert not (out / ".rank0.lock").exists()
