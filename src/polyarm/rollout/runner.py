@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,15 +137,13 @@ class Runner:
 
     # Episodes begin.
 
-    def _fill(self) -> Iterator[RunningEpisode]:
-        """Give free slots the next episodes."""
+    def _fill(self) -> list[RunningEpisode]:
+        """Give free slots the next episodes; returns those that there is no hope for."""
         same: list[tuple[int, EpisodeKey]] = []
+        given_up: list[RunningEpisode] = []
         for slot in sorted(self._idle):
-            if self.stopping or (key := self._schedule.next(self._tasks[slot])) is None:
+            if (key := (yield from self._next(slot))) is None:
                 break
-            if len(self._build_errors.get(key.name, ())) >= _HOPELESS:
-                yield from self._give_up(key)
-                continue
             self._begin(slot, key)
             if key.name == self._tasks[slot]:
                 same.append((slot, key))
@@ -154,6 +152,15 @@ class Runner:
                 self._send_resets([(slot, key)], task=key.name)
         if same:
             self._send_resets(same)
+        return given_up
+
+    def _next(self, slot: int) -> Generator[RunningEpisode, None, EpisodeKey | None]:
+        """The next episode for a slot; tasks that cannot be built are given up on the way."""
+        while not self.stopping and (key := self._schedule.next(self._tasks[slot])) is not None:
+            if len(self._build_errors.get(key.name, ())) < _HOPELESS:
+                return key
+            yield from self._give_up(key)
+        return None
 
     def _begin(self, slot: int, key: EpisodeKey) -> None:
         self._idle.discard(slot)
@@ -183,18 +190,19 @@ class Runner:
             episode.key, episode.instruction, horizon, episode.attempt, self._options.label
         )
 
-    def _give_up(self, key: EpisodeKey) -> Iterator[RunningEpisode]:
-        """Report all that waits of a task whose envs cannot be built."""
-        error = self._build_errors[key.name][-1]
+    def _give_up(self, key: EpisodeKey) -> list[RunningEpisode]:
+        """All that waits of a task whose envs cannot be built, as errors."""
+        given_up = []
         for each in [key, *self._schedule.drop(key.name)]:
             episode = RunningEpisode(each, "", 1, self._options.episode)
-            episode.fail(error)
-            yield episode
+            episode.fail(self._build_errors[key.name][-1])
+            given_up.append(episode)
         self._schedule.finished(key)
+        return given_up
 
     # Episodes go on, and end.
 
-    def _receive(self) -> Iterator[RunningEpisode]:
+    def _receive(self) -> list[RunningEpisode]:
         pending = len(self._episodes) - len(self._deciding)
         wanted = max(1, min(self._batch_target() - len(self._deciding), pending))
         timeout_s = _LOOK_UP_S
@@ -204,20 +212,25 @@ class Runner:
         began = time.perf_counter()
         ready = self._env.recv(wanted, timeout_s, observe=False)
         self.waiting_s += time.perf_counter() - began
-        if len(ready.slots):
-            yield from self._enter(ready)
+        return self._enter(ready) if len(ready.slots) else []
 
-    def _enter(self, ready: Ready) -> Iterator[RunningEpisode]:
-        """Note what slots have done; those that go on wait for a decision."""
+    def _enter(self, ready: Ready) -> list[RunningEpisode]:
+        """Note what slots have done; those that go on wait for a decision.
+
+        Returns:
+            Episodes that have ended.
+        """
         info, timings, now = ready.info, self._env.timings_ns(), time.monotonic()
         errors, succeeded, files = (
             info.get(name) for name in ("error", "is_success", "observed_files")
         )
         going: list[int] = []
+        ended: list[RunningEpisode] = []
         for place, slot in enumerate(ready.slots.tolist()):
             episode = self._episodes[slot]
             if errors is not None and errors[place] is not None:
-                yield from self._on_error(slot, episode, errors[place])
+                if self._on_error(slot, episode, errors[place]):
+                    ended.append(episode)
                 continue
             episode.simulated(timings, slot)
             if steps := int(info["steps"][place]):
@@ -233,13 +246,14 @@ class Runner:
                 self._schedule.finished(episode.key)
                 self._build_errors.pop(episode.key.name, None)
                 episode.finish("success" if success else "failure", made or ())
-                yield episode
+                ended.append(episode)
             else:
                 going.append(slot)
         if self._expert_steps and going:
             self._send_experts(going, now)
         else:
             self._deciding.update(dict.fromkeys(going, now))
+        return ended
 
     def _send_experts(self, slots: list[int], now: float) -> None:
         keep = self._options.episode.keep
@@ -257,19 +271,19 @@ class Runner:
         if (end := getattr(self._policy, "end", None)) is not None:
             end([episode.key])
 
-    def _on_error(
-        self, slot: int, episode: RunningEpisode, error: SlotError
-    ) -> Iterator[RunningEpisode]:
+    def _on_error(self, slot: int, episode: RunningEpisode, error: SlotError) -> bool:
+        """An episode was cut short; returns whether it has come to its end by that."""
         if os.strerror(errno.ENOSPC) in error.message:
             raise StorageError(errno.ENOSPC, f"{error.message} ({episode.key}); free some space")
         self._free(slot)
         self.restarts[error.kind] += 1
         if error.phase == "build":
             self._build_errors.setdefault(episode.key.name, []).append(error)
-        if not self._schedule.failed(episode.key, charged=error.kind != "collateral"):
-            self._schedule.finished(episode.key)
-            episode.fail(error)
-            yield episode
+        if self._schedule.failed(episode.key, charged=error.kind != "collateral"):
+            return False
+        self._schedule.finished(episode.key)
+        episode.fail(error)
+        return True
 
     # Decisions.
 

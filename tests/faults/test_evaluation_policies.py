@@ -1,0 +1,112 @@
+"""Policies that fail: the run ends with a message, the journal is intact, the run can go on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from polyarm.errors import PolicyError
+from polyarm.rollout.evaluate import Evaluator, evaluate
+from polyarm.rollout.options import EvalOptions
+
+sys.path.append(str(Path(__file__).parent))
+import evaluation_faults as faults
+
+FAULTS = [
+    ("raise", "FloatingPointError: the gambler is broke"),
+    ("nan", "nan"),
+    ("shape", "shape"),
+    ("hang", "has not answered for 1 s"),
+]
+
+
+@pytest.fixture(autouse=True)
+def plan(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "plan.json"
+    monkeypatch.setenv(faults.PLAN, str(path))
+    return path
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS)
+def test_a_policy_that_fails_ends_the_run_which_goes_on_when_it_is_mended(
+    tmp_path, plan, fault, message
+):
+    out = tmp_path / "out"
+    options = {"episodes": 12, "num_envs": 2, "policy_timeout": "1s", "out": out}
+    faults.plan(plan, policy=fault, policy_after=20)
+    began = time.monotonic()
+    with pytest.raises(PolicyError) as caught:
+        evaluate(faults.Gambler(), faults.GAMBLE, **options)
+    assert time.monotonic() - began < 8
+    assert message in str(caught.value)
+    assert f"callable/{faults.GAMBLE}#" in str(caught.value)
+    assert "step" in str(caught.value)
+    assert 0 < faults.lines(out) < 12
+    faults.assert_each_once(out)
+    assert not (out / ".rank0.lock").exists()
+
+    refusal = faults.conflict(faults.OtherGambler(), faults.GAMBLE, **options)
+    assert "policy: 'another gambler' here, 'gambler' there" in refusal
+    faults.plan(plan)
+    policy = faults.Gambler()
+    results = evaluate(policy, faults.GAMBLE, **options)
+    faults.assert_each_once(out)
+    assert faults.scores(results.episodes) == faults.undisturbed(faults.GAMBLE, 12)
+
+
+def test_the_command_says_which_episode_and_step_a_policy_failed_at(tmp_path, plan):
+    faults.plan(plan, policy="nan", policy_after=4)
+    out = tmp_path / "out"
+    command = ["--policy", faults.GAMBLER, "--task", faults.GAMBLE, "--episodes", "3"]
+    code, said = faults.run(out, *command, "--num-envs", "1")
+    assert code == 2, said
+    line = next(line for line in said.splitlines() if line.startswith("polyarm: "))
+    assert "nan" in line
+    lengths = [steps for _, steps, *_ in faults.undisturbed(faults.GAMBLE, 3).values()]
+    decisions = [(index, at) for index, steps in enumerate(lengths) for at in range(0, steps, 3)]
+    index, step = decisions[4]
+    assert f"episode callable/{faults.GAMBLE}#{index}, step {step}" in line
+    assert "Traceback" not in said
+
+
+def test_a_policy_out_of_memory_gets_smaller_batches_and_the_scores_stay(plan, caplog):
+    faults.plan(plan, policy="memory", step_s=0.005)
+    policy = faults.Gambler()
+    options = EvalOptions(episodes=16, num_envs=8)
+    with (
+        caplog.at_level(logging.WARNING, "polyarm"),
+        Evaluator([faults.GAMBLE], options) as evaluator,
+    ):
+        results = evaluator.run({"": policy})
+    assert max(policy.batch_sizes) > 2
+    too_large = [size for size in policy.batch_sizes if size > 2]
+    assert policy.batch_sizes[-1] <= 2
+    said = [each.getMessage() for each in caplog.records if "GPU memory" in each.getMessage()]
+    assert len(said) == len(too_large) <= 3
+    assert f"with {too_large[0]} rows; going on with {too_large[0] // 2} at most" in said[0]
+    assert faults.scores(results.episodes) == faults.undisturbed(faults.GAMBLE, 16)
+
+
+def test_a_policy_that_is_out_of_memory_for_a_single_row_fails(plan, monkeypatch):
+    def act(batch):
+        raise faults.OutOfMemoryError("CUDA out of memory")
+
+    policy = faults.Gambler()
+    monkeypatch.setattr(policy, "act", act)
+    with pytest.raises(PolicyError, match=r"OutOfMemoryError: CUDA out of memory; episode .*#\d"):
+        evaluate(policy, faults.GAMBLE, episodes=4, num_envs=4)
+
+
+def test_a_policy_that_failed_leaves_a_journal_that_is_all_json(tmp_path, plan):
+    out = tmp_path / "out"
+    faults.plan(plan, policy="raise", policy_after=9)
+    with pytest.raises(PolicyError):
+        evaluate(faults.Gambler(), faults.GAMBLE, episodes=6, num_envs=1, out=out)
+    parsed = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+    assert parsed
+    assert {line["outcome"] for line in parsed} <= {"success", "failure"}
