@@ -338,7 +338,7 @@ class ObservedEpisode:
     Attributes:
         key: Which episode.
         instruction: What the policy is told.
-        max_steps: The horizon, or 0 if the env has none.
+        max_steps: The horizon in env steps, or 0 if there is none.
         attempt: 1 for the first run of this episode, 2 for the second …
         policy: Which of several evaluated policies plays it, or "".
     """

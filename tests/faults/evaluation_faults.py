@@ -1,7 +1,8 @@
 """What goes wrong in evaluations, on request: a task and a policy that follow a plan.
 
-The plan is a JSON file named by ``POLYARM_FAULT_PLAN``, read by every process that needs it; without
-one, task and policy are well-behaved. So the very same command fails first and succeeds later.
+The plan is a JSON file named by ``POLYARM_FAULT_PLAN``, read by every process that needs it;
+without one, task and policy are well-behaved. So the very same command fails first and succeeds
+later.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class Run(subprocess.Popen):
             text=True,
             start_new_session=True,
             cwd=HERE,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "500", "PYTHONWARNINGS": "default"},
+            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "500"},
         )
 
     def __exit__(self, *_: object) -> None:
@@ -241,7 +242,8 @@ def undisturbed(
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(PLAN, raising=False)
         done = evaluate(policy, tasks, episodes=episodes, num_envs=2, num_workers=0, **options)
-    assert not done.missing and not done.errors
+    assert not done.missing
+    assert not done.errors
     return scores(done.episodes)
 
 

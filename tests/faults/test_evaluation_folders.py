@@ -29,7 +29,9 @@ def plan(tmp_path, monkeypatch) -> Path:
 
 
 def gamble(out: Path, episodes: int = 6, **options):
-    return evaluate(faults.Gambler(), faults.GAMBLE, episodes=episodes, out=out, **SERIAL, **options)
+    return evaluate(
+        faults.Gambler(), faults.GAMBLE, episodes=episodes, out=out, **SERIAL, **options
+    )
 
 
 # Damaged journals.
@@ -125,7 +127,9 @@ def lock(out: Path, age_s: float = 0.0, **holder) -> Path:
     """A lock as another process has left it."""
     out.mkdir(exist_ok=True)
     path = out / ".rank0.lock"
-    path.write_text(json.dumps({"host": "elsewhere", "boot": "b", "pid": 7, "started": "1"} | holder))
+    path.write_text(
+        json.dumps({"host": "elsewhere", "boot": "b", "pid": 7, "started": "1"} | holder)
+    )
     os.utime(path, times=(time.time() - age_s,) * 2)
     return path
 

@@ -16,7 +16,6 @@ sys.path.append(str(Path(__file__).parent))
 import evaluation_faults as faults
 
 
-
 @pytest.fixture(autouse=True)
 def plan(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "plan.json"
@@ -146,7 +145,9 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path, plan, wait_until, running)
 
 def signal_pending(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
-    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("ShdPnd", "SigPnd"))]
+    masks = [
+        line.split()[1] for line in status.splitlines() if line.startswith(("ShdPnd", "SigPnd"))
+    ]
     return any(int(mask, 16) & 1 << (signal.SIGINT - 1) for mask in masks)
 
 

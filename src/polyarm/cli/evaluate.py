@@ -103,9 +103,11 @@ def _conclude(
 ) -> int:
     from polyarm.cli import report as reporting
     from polyarm.report.html import write_report
+    from polyarm.rollout.journal import storage_errors
 
-    results.write(folder)
-    path = write_report(results, folder)
+    with storage_errors(folder):
+        results.write(folder)
+        path = write_report(results, folder)
     out = console.console(stderr=False)
     reporting.show(results, out)
     out.print(f"\nreport: {path}", soft_wrap=True, markup=False)

@@ -175,7 +175,8 @@ class VideoRecorder:
             if self._options.caption:
                 height, width = _size([images[camera] for camera in cameras])
                 caption = Caption(episode.key.task, episode.max_steps, height, width)
-            path = self._folder / episode_file(episode.key, ending)
+            home = self._folder / safe_name(episode.policy) if episode.policy else self._folder
+            path = home / episode_file(episode.key, ending)
             file = VideoFile(path, self._options.rate, caption)
             films.append(_Film(file, cameras, caption.height if caption else 0))
         return films

@@ -17,8 +17,6 @@ from polyarm.rollout.chunking import ActionQueue
 
 Array = NDArray[Any]
 
-_WORKER_TIMES = ("sim", "frames", "obs")
-
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOptions:
@@ -67,7 +65,7 @@ class RunningEpisode:
         self._keep = options.keep
         self._total_reward = 0.0
         self._began = time.perf_counter()
-        self._timings = dict.fromkeys((*_WORKER_TIMES, "policy"), 0.0)
+        self._timings = dict.fromkeys(("sim", "frames", "obs", "policy"), 0.0)
         self._hash = hashlib.blake2b(digest_size=16)
         self._decisions: list[tuple[int, Any, dict[str, Array]]] = []
         self._actions: list[Array] = []
@@ -92,14 +90,9 @@ class RunningEpisode:
             owned = {name: np.array(value) for name, value in (extras or {}).items()}
             self._decisions.append((self.steps, _owned(obs), owned))
 
-    def took(self, seconds: float) -> None:
-        """Add to the time the policy spent on this episode."""
-        self._timings["policy"] += seconds
-
-    def simulated(self, timings_ns: Mapping[str, Array], slot: int) -> None:
-        """Add what the slot's worker spent on its last command."""
-        for name in _WORKER_TIMES:
-            self._timings[name] += float(timings_ns[name][slot]) * 1e-9
+    def took(self, what: str, seconds: float) -> None:
+        """Add to the time that was spent on this episode: sim, frames, obs or policy."""
+        self._timings[what] += seconds
 
     def stepped(self, actions: Array, rewards: Array) -> None:
         """Enter executed actions ``(k, …)`` and their rewards ``(k,)``."""

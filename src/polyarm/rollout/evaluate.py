@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from polyarm.recording.filenames import episode_file, safe_name, stale_parts
 from polyarm.recording.trajectory import save_trajectory
 from polyarm.report.results import Results
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.journal import Finished, Journal
+from polyarm.rollout.journal import Finished, Journal, storage_errors
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group, TaskLike, group_tasks, policy_fingerprint, protocol
 from polyarm.rollout.runner import Runner, RunnerOptions
@@ -92,7 +91,7 @@ class Evaluator:
         self._policies: dict[str, Any] = {}
         self._loaded: dict[str, tuple[gymnasium.Space[Any], Policy]] = {}
         self._runner: Runner | None = None
-        self._wall = {"total": 0.0, "startup": 0.0}
+        self._wall = dict.fromkeys(("total", "startup", "policy", "sim", "frames"), 0.0)
         self.finished: Finished = {}
         self.stopping = False
         self.notes: list[str] = []
@@ -144,15 +143,12 @@ class Evaluator:
         """What is known so far about these policies."""
         keys = [(label, key) for label in labels for key in self.planned]
         episodes = tuple(self.finished[key] for key in keys if key in self.finished)
-        wall = dict(self._wall)
-        for name in ("sim", "frames", "policy", "waiting"):
-            wall[name] = sum(each.timings.get(name, 0.0) for each in episodes)
         return Results(
             episodes=episodes,
             planned=len(keys),
             provenance=self._run_file()["protocol"],
             options=self._options.as_dict(),
-            wall=wall,
+            wall=dict(self._wall),
             notes=tuple(self.notes),
         )
 
@@ -186,8 +182,19 @@ class Evaluator:
                 self._runner.stopping = True
             for episode in self._runner.episodes():
                 yield self._result(label, episode) if episode is not None else None
+            self._account(self._runner)
             if self._is_stopping():
                 self.close()  # its slots are in the middle of episodes
+
+    def _account(self, runner: Runner) -> None:
+        """Add to where the wall time went; waiting for envs is what these did meanwhile."""
+        busy = sum(runner.worker_s.values()) or 1.0
+        self._wall["policy"] += runner.policy_s
+        for name in ("sim", "frames"):
+            self._wall[name] += runner.waiting_s * runner.worker_s[name] / busy
+        if runner.on_gpu:
+            total = max(self._wall["total"], runner.policy_s + runner.waiting_s)
+            self._wall["gpu_busy_share"] = min(1.0, self._wall["policy"] / total)
 
     def _is_stopping(self) -> bool:
         return self.stopping
@@ -202,7 +209,8 @@ class Evaluator:
         if self._options.save_trajectories and result.steps and self._folder is not None:
             below = Path("trajectories", safe_name(label) if label else "")
             name = below / episode_file(result.key, ".npz")
-            save_trajectory(self._folder / name, episode.trajectory())
+            with storage_errors(self._folder):
+                save_trajectory(self._folder / name, episode.trajectory())
             result = replace(result, trajectory=str(name))
         return result
 
@@ -282,9 +290,7 @@ class Evaluator:
         if self._folder is None:
             yield None
             return
-        if self._options.fresh:
-            clear_folder(self._folder)
-        journal = Journal(self._folder, self._run_file())
+        journal = Journal(self._folder, self._run_file(), fresh=self._options.fresh)
         try:
             for part in stale_parts(self._folder / "videos"):
                 part.unlink(missing_ok=True)
@@ -365,8 +371,9 @@ def evaluate(
     if folder is not None:
         from polyarm.report.html import write_report
 
-        results.write(folder)
-        write_report(results, folder)
+        with storage_errors(folder):
+            results.write(folder)
+            write_report(results, folder)
     return results
 
 
@@ -387,16 +394,6 @@ def checkpoint_file(name: str) -> Path | None:
     """The file in a policy's name, if there is one."""
     path = Path(name.rpartition("@")[2])
     return path if ("@" in name or name.endswith(".pt")) and path.is_file() else None
-
-
-def clear_folder(folder: Path) -> None:
-    """Remove what a run has left in its folder, and nothing else."""
-    for name in ("run.json", "results.json", "report.html"):
-        (folder / name).unlink(missing_ok=True)
-    for path in folder.glob("episodes*.jsonl"):
-        path.unlink()
-    for name in ("videos", "trajectories"):
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _looks(policy: PolicyLike) -> bool:

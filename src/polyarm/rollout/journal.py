@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
-from polyarm.errors import RunConflict, StorageError
+from polyarm.errors import InvalidCall, RunConflict, StorageError
 from polyarm.report.encoding import decode_episode, encode_episode, plain, write_atomically
 from polyarm.report.results import Results
 from polyarm.rollout.runlock import RunLock
@@ -37,32 +39,41 @@ class Journal:
         folder: The run's folder; made if it does not exist.
         run: What is being run: ``protocol`` must be equal to that of an earlier run in the folder.
         rank: Which share of a distributed run this is.
+        fresh: Whether to remove what an earlier run has left.
 
     Raises:
         RunConflict: The folder belongs to another run, or is in use.
+        StorageError: The folder cannot be written to.
     """
 
-    def __init__(self, folder: Path, run: Mapping[str, Any], *, rank: int = 0) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(
+        self, folder: Path, run: Mapping[str, Any], *, rank: int = 0, fresh: bool = False
+    ) -> None:
         self._folder = folder
         self._path = folder / episodes_file(rank)
-        self._lock = RunLock(folder / f".rank{rank}.lock")
         self._fd = -1
-        try:
-            _agree(folder, run)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            self._end = _cut_torn_line(self._fd)
-            self.finished: Finished = read_episodes(folder)
-        except BaseException:
-            self.close()
-            raise
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = RunLock(folder / f".rank{rank}.lock")
+            try:
+                if fresh:
+                    clear_folder(folder)
+                _agree(folder, run)
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                self._end = _cut_torn_line(self._fd)
+                self.finished: Finished = read_episodes(folder)
+            except BaseException:
+                self.close()
+                raise
 
     def append(self, result: EpisodeResult) -> None:
         """Put a result on the disk; it counts when this returns.
 
         Raises:
             StorageError: It could not be written; the journal is as it was before.
+            RunConflict: The folder is somebody else's by now.
         """
+        self._lock.beat()
         line = json.dumps(encode_episode(result), separators=(",", ":")).encode() + b"\n"
         try:
             _write_all(self._fd, line)
@@ -75,7 +86,6 @@ class Journal:
             ) from error  # fmt: skip
         self._end += len(line)
         self.finished[result.policy, result.key] = result
-        self._lock.beat()
 
     def beat(self) -> None:
         """Say that this run is alive; to be called every few seconds."""
@@ -101,15 +111,11 @@ def read_episodes(folder: Path) -> Finished:
     """
     finished: Finished = {}
     for path in sorted(folder.glob("episodes*.jsonl")):
-        lines = path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines, 1):
-            if not line:
-                continue
+        # What follows the last newline was being written when its writer ended.
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             try:
                 result = decode_episode(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines):  # no newline at its end: it was being written
-                    continue
+            except (ValueError, AttributeError, InvalidCall) as error:
                 raise RunConflict(
                     f"{path}, line {number} is no result that this version knows ({error}):"
                     f" {line[:80]!r}"
@@ -168,6 +174,30 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
         elif mine != other:
             lines.append(f"{prefix}{key}: {mine!r} here, {other!r} there")
     return lines
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove what a run has left in its folder, and nothing else."""
+    for name in ("run.json", "results.json", "report.html"):
+        (folder / name).unlink(missing_ok=True)
+    for path in folder.glob("episodes*.jsonl"):
+        path.unlink()
+    for name in ("videos", "trajectories"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Errors of the disk as `StorageError`, with what to do about them."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            error.errno, f"cannot write to {folder}: {error.strerror}; when that is put right, run"
+            f" the same command again to go on"
+        ) from error  # fmt: skip
 
 
 def _agree(folder: Path, run: Mapping[str, Any]) -> None:

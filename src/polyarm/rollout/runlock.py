@@ -40,25 +40,33 @@ class RunLock:
         self._held = False
         self._beaten_at = time.monotonic()
         mine = path.with_name(f"{path.name}.{self._me['host']}.{os.getpid()}")
-        mine.write_text(json.dumps(self._me))
         try:
+            mine.write_text(json.dumps(self._me))
             self._take(mine)
         finally:
             mine.unlink(missing_ok=True)
         self._held = True
 
     def beat(self) -> None:
-        """Renew the lock, if it is time to."""
+        """Renew the lock, if it is time to.
+
+        Raises:
+            RunConflict: It is somebody else's by now, because this process stood still for long.
+        """
         now = time.monotonic()
         if self._held and now - self._beaten_at > BEAT_S:
             self._beaten_at = now
+            if (holder := self._read()) != self._me:
+                who = f"process {holder['pid']} on {holder['host']}" if holder else "somebody"
+                raise RunConflict(f"{self._path.parent} was taken over by {who}; stopping here")
             os.utime(self._path)
 
     def release(self) -> None:
         """Let others have it."""
         if self._held:
             self._held = False
-            self._path.unlink(missing_ok=True)
+            if self._read() == self._me:
+                self._path.unlink(missing_ok=True)
 
     def _take(self, mine: Path) -> None:
         for _ in range(3):
@@ -78,9 +86,10 @@ class RunLock:
     def _holder(self, mine: Path) -> dict[str, Any] | None:
         """Who holds the lock, or None if they are gone."""
         try:
-            holder: dict[str, Any] = json.loads(self._path.read_text())
             age_s = mine.stat().st_mtime - self._path.stat().st_mtime
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
+            return None
+        if (holder := self._read()) is None:
             return None
         if holder.get("host") == self._me["host"]:
             alive = holder.get("boot") == self._me["boot"] and (
@@ -90,14 +99,23 @@ class RunLock:
             alive = age_s < STALE_S
         return holder if alive else None
 
+    def _read(self) -> dict[str, Any] | None:
+        """What the lock's file says, if it is there."""
+        try:
+            holder: dict[str, Any] = json.loads(self._path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return holder
+
 
 def _start_of(pid: int) -> str:
-    """When a process was started, in clock ticks; "" if there is none."""
+    """When a process was started, in clock ticks; "" if there is none, or only a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            state, *rest = file.read().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if state in "ZX" else rest[18]
 
 
 def _boot_id() -> str:

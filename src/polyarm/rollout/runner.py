@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +71,7 @@ class Runner:
     Attributes:
         stopping: Set it to end `episodes` within a second; running episodes are given up.
         waiting_s: Seconds spent waiting for envs.
+        worker_s: Seconds the workers spent, by what they did.
         restarts: How many episodes were cut short, by kind of error.
     """
 
@@ -97,12 +98,18 @@ class Runner:
         self._chunk_s = 0.0
         self.stopping = False
         self.waiting_s = 0.0
+        self.worker_s = dict.fromkeys(("sim", "frames", "obs"), 0.0)
         self.restarts: Counter[str] = Counter()
 
     @property
     def policy_s(self) -> float:
         """Seconds spent in the policy."""
         return self._caller.seconds
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the policy says that it runs on a GPU."""
+        return str(getattr(self._policy, "device", "")).startswith("cuda")
 
     @property
     def running(self) -> int:
@@ -142,7 +149,7 @@ class Runner:
         same: list[tuple[int, EpisodeKey]] = []
         given_up: list[RunningEpisode] = []
         for slot in sorted(self._idle):
-            if (key := (yield from self._next(slot))) is None:
+            if (key := self._next(slot, given_up)) is None:
                 break
             self._begin(slot, key)
             if key.name == self._tasks[slot]:
@@ -154,12 +161,12 @@ class Runner:
             self._send_resets(same)
         return given_up
 
-    def _next(self, slot: int) -> Generator[RunningEpisode, None, EpisodeKey | None]:
+    def _next(self, slot: int, given_up: list[RunningEpisode]) -> EpisodeKey | None:
         """The next episode for a slot; tasks that cannot be built are given up on the way."""
         while not self.stopping and (key := self._schedule.next(self._tasks[slot])) is not None:
             if len(self._build_errors.get(key.name, ())) < _HOPELESS:
                 return key
-            yield from self._give_up(key)
+            given_up += self._give_up(key)
         return None
 
     def _begin(self, slot: int, key: EpisodeKey) -> None:
@@ -184,10 +191,9 @@ class Runner:
         self._env.send_reset([slot for slot, _ in pairs], seed=seeds, options=options, task=task)
 
     def _observed(self, episode: RunningEpisode) -> ObservedEpisode:
-        task = self._known.get(episode.key.name)
-        horizon = (task.max_steps or 0) if task else 0
+        # The env itself knows its horizon best.
         return ObservedEpisode(
-            episode.key, episode.instruction, horizon, episode.attempt, self._options.label
+            episode.key, episode.instruction, 0, episode.attempt, self._options.label
         )
 
     def _give_up(self, key: EpisodeKey) -> list[RunningEpisode]:
@@ -232,7 +238,7 @@ class Runner:
                 if self._on_error(slot, episode, errors[place]):
                     ended.append(episode)
                 continue
-            episode.simulated(timings, slot)
+            self._note_times(episode, timings, slot)
             if steps := int(info["steps"][place]):
                 self._chunk_s += 0.1 * (now - episode.sent_at - self._chunk_s)
                 executed = episode.sent
@@ -254,6 +260,14 @@ class Runner:
         else:
             self._deciding.update(dict.fromkeys(going, now))
         return ended
+
+    def _note_times(
+        self, episode: RunningEpisode, timings_ns: Mapping[str, Any], slot: int
+    ) -> None:
+        for name in self.worker_s:
+            seconds = float(timings_ns[name][slot]) * 1e-9
+            self.worker_s[name] += seconds
+            episode.took(name, seconds)
 
     def _send_experts(self, slots: list[int], now: float) -> None:
         keep = self._options.episode.keep
@@ -334,7 +348,7 @@ class Runner:
         for row, (slot, episode) in enumerate(zip(slots, episodes, strict=True)):
             own = {name: values[row] for name, values in extras.items()}
             sent = episode.decided(actions[row], own, row_of(batch.obs, row))
-            episode.took(self._caller.last_s / len(slots))
+            episode.took("policy", self._caller.last_s / len(slots))
             episode.sent_at = time.monotonic()
             chunks.setdefault(len(sent), []).append((slot, sent))
             del self._deciding[slot]

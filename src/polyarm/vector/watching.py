@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -38,7 +39,9 @@ class EpisodeWatch:
         if episode is None:
             number = self._begun if index is None else index
             key = EpisodeKey(self._spec.suite, self._spec.task, number)
-            episode = ObservedEpisode(key, self._text("instruction"), self._number("max_steps"))
+            episode = ObservedEpisode(key, self._text("instruction"), 0)
+        if not episode.max_steps:
+            episode = replace(episode, max_steps=self._number("max_steps"))
         self._begun += 1
         self._step = 0
         self._observer.begin(episode)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from polyarm import InvalidCall, PolicyOutput, collect, is_informative, make_vec
+from polyarm.contracts import EpisodeKey
+from polyarm.testing import CountingEnv, CountingPolicy
+
+
+class Sometimes(CountingEnv):
+    """Succeeds if the sum of its first actions is positive, so repeats differ by their noise."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        ended = terminated or truncated
+        return (
+            obs,
+            reward,
+            ended,
+            False,
+            {**info, "is_success": bool(ended and obs["state"][2] > 0)},
+        )
+
+
+class Noisy(CountingPolicy):
+    def act(self, batch):
+        super().act(batch)
+        noise = np.tanh(batch.noise(4, 2))
+        return PolicyOutput(noise, {"log_prob": -(noise**2).sum((1, 2))})
+
+
+def keys(number):
+    source = itertools.count() if number is None else range(number)
+    return (EpisodeKey("callable", "Sometimes", index) for index in source)
+
+
+@pytest.fixture(params=[0, 2])
+def make(request):
+    def make():
+        return make_vec(Sometimes, num_envs=6, num_workers=request.param, autoreset="disabled")
+
+    return make
+
+
+def test_groups_are_complete_and_hold_repeats_of_one_initial_state(make):
+    with make() as env:
+        groups = list(collect(Noisy(), keys(5), group_size=4, env=env))
+    assert sorted(group.key.index for group in groups) == [0, 1, 2, 3, 4]
+    for group in groups:
+        assert [rollout.result.key.repeat for rollout in group.rollouts] == [0, 1, 2, 3]
+        starts = {tuple(r.trajectory["obs"]["state"][0].tolist()) for r in group.rollouts}
+        assert len(starts) == 1
+        assert len({r.result.action_hash for r in group.rollouts}) == 4
+        for rollout in group.rollouts:
+            assert rollout.trajectory["actions"].shape == (10, 2)
+            assert rollout.trajectory["extras"]["log_prob"].shape == (3,)
+            assert rollout.success == bool(rollout.trajectory["success"])
+
+
+def test_rejected_groups_are_replaced_until_there_are_enough(make):
+    seen = []
+
+    def accept(group):
+        seen.append(group.successes)
+        return is_informative(group)
+
+    with make() as env:
+        found = collect(Noisy(), keys(None), group_size=2, num_groups=4, accept=accept, env=env)
+        groups = list(found)
+    assert len(groups) == 4
+    assert all(group.successes == 1 for group in groups)
+    assert len(seen) > 4
+
+
+def test_the_env_can_be_used_again_after_enough_groups(make):
+    with make() as env:
+        for _ in range(3):
+            found = collect(Noisy(), keys(None), group_size=3, num_groups=2, env=env)
+            assert len(list(found)) == 2
+
+
+def test_groups_are_the_same_however_many_envs_play_them():
+    def facts(num_envs):
+        groups = collect(
+            Noisy(), [EpisodeKey("toy", "count-10", i) for i in range(4)], group_size=3,
+            num_envs=num_envs, num_workers=0,
+        )  # fmt: skip
+        return {g.key: [r.result.action_hash for r in g.rollouts] for g in groups}
+
+    assert facts(1) == facts(5)
+
+
+def test_no_keys_give_no_groups_and_a_group_has_a_member():
+    assert list(collect(Noisy(), [])) == []
+    with pytest.raises(InvalidCall, match="at least one member"):
+        list(collect(Noisy(), keys(1), group_size=0))

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import polyarm
+from polyarm import EvalOptions, Evaluator, InvalidCall, PolicyError, RunConflict, UnknownName
+from polyarm.policies import RandomPolicy
+from polyarm.recording.trajectory import load_trajectory
+from polyarm.rollout.options import options_from, seconds
+from polyarm.testing import CountingEnv, CountingPolicy, RaisingPolicy
+
+TOYS = ["toy/count-3", "toy/count-10"]
+
+
+def evaluate(policy="random", tasks=TOYS, **options):
+    return polyarm.evaluate(
+        policy, tasks, **{"episodes": 3, "num_envs": 2, "num_workers": 0, **options}
+    )
+
+
+def facts(results):
+    return {e.key: (e.outcome, e.steps, e.action_hash, e.total_reward) for e in results.episodes}
+
+
+def test_results_say_what_happened():
+    results = evaluate()
+    assert results.success_rate == 1.0
+    assert len(results.episodes) == results.planned == 6
+    assert [task.name for task in results.tasks] == TOYS
+    assert results.tasks[0].mean_steps == 3
+    assert results.errors == results.missing == 0
+    assert results.wall["total"] > 0
+
+
+def test_a_seed_selects_other_episodes_and_repeats_other_noise():
+    first, other = evaluate(), evaluate(seed=1)
+    assert not set(facts(first)) & set(facts(other))
+    repeated = evaluate(repeats=2, episodes=1, tasks=TOYS[1])
+    one, two = repeated.episodes
+    assert one.key.index == two.key.index
+    assert one.action_hash != two.action_hash
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 8, 16])
+def test_the_number_of_envs_changes_nothing(num_envs):
+    workers = 2 if num_envs > 2 else 0
+    results = evaluate(num_envs=num_envs, num_workers=workers, chunk=4)
+    assert facts(results) == facts(evaluate(num_envs=3, chunk=4))
+
+
+def test_the_same_call_again_runs_only_what_is_missing(tmp_path):
+    policy = CountingPolicy()
+    full = evaluate(policy, episodes=4)
+    evaluate(policy, out=tmp_path, episodes=2)
+    policy = CountingPolicy()
+    results = evaluate(policy, out=tmp_path, episodes=4)
+    assert sorted(key.index for key in policy.begun) == [2, 2, 3, 3]
+    assert facts(results) == facts(full)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 8
+    assert (tmp_path / "report.html").exists()
+    assert json.loads((tmp_path / "results.json").read_text())["schema"] == 1
+
+
+def test_a_policy_that_fails_leaves_the_journal_intact_and_the_run_goes_on(tmp_path):
+    class Flaky(RaisingPolicy):
+        fingerprint = {"name": "flaky"}
+
+    with pytest.raises(PolicyError, match="the policy raised"):
+        evaluate(Flaky(after=20), out=tmp_path, episodes=4)
+    before = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    assert 0 < len(before) < 8
+    results = evaluate(Flaky(after=10_000), out=tmp_path, episodes=4)
+    assert results.missing == 0
+    assert (tmp_path / "episodes.jsonl").read_text().splitlines()[: len(before)] == before
+
+
+def test_another_policy_in_the_same_folder_is_refused(tmp_path):
+    evaluate("random", out=tmp_path)
+    with pytest.raises(RunConflict, match="policies"):
+        evaluate("zero", out=tmp_path)
+    assert evaluate("zero", out=tmp_path, fresh=True).missing == 0
+
+
+def test_several_policies_are_evaluated_on_the_same_envs(tmp_path):
+    options = EvalOptions(episodes=2, num_envs=2, num_workers=1)
+    with Evaluator(TOYS, options, tmp_path) as evaluator:
+        results = evaluator.run({"step_1": CountingPolicy(), "step_2": CountingPolicy()})
+        pids = {pid for env in evaluator._envs.values() for pid in env.worker_pids}
+        again = evaluator.run({"step_3": CountingPolicy()})
+        assert pids == {pid for env in evaluator._envs.values() for pid in env.worker_pids}
+    assert list(results.by_policy()) == ["step_1", "step_2"]
+    assert len(results.episodes) == 8
+    assert len(again.episodes) == 4
+
+
+def test_evaluating_stops_when_it_is_told_to(tmp_path):
+    options = EvalOptions(episodes=50, num_envs=2, num_workers=0)
+    with Evaluator(TOYS, options, tmp_path) as evaluator:
+        results = evaluator.run(
+            {"": "random"}, lambda now: evaluator.stop() if now.made == 5 else None
+        )
+    assert 5 <= len(results.episodes) <= 8
+    assert results.missing == 100 - len(results.episodes)
+
+
+def test_trajectories_are_saved_and_can_be_replayed(tmp_path):
+    results = evaluate(out=tmp_path / "a", save_trajectories=True, chunk=2)
+    kept = load_trajectory(tmp_path / "a" / results.episodes[3].trajectory)
+    assert kept["actions"].shape == (10, 2)
+    assert kept["obs"]["state"].shape == (5, 4)
+    replayed = evaluate(f"replay:{tmp_path / 'a'}", out=tmp_path / "b")
+    assert facts(replayed) == facts(results)
+
+
+def test_videos_do_not_change_an_outcome_and_are_where_the_results_say(tmp_path):
+    plain = evaluate("expert")
+    filmed = evaluate(
+        "expert", out=tmp_path, record="all", video_stride=2, image_size=(16, 16), num_workers=2
+    )
+    assert facts(filmed) == facts(plain)
+    for episode in filmed.episodes:
+        assert len(episode.videos) == 1
+        assert (tmp_path / episode.videos[0]).stat().st_size > 0
+
+
+def test_a_function_is_a_policy_and_a_callable_is_a_task():
+    results = polyarm.evaluate(
+        lambda batch: np.zeros((len(batch), 2), np.float32),
+        CountingEnv,
+        episodes=3,
+        num_envs=2,
+        num_workers=0,
+    )
+    assert [e.steps for e in results.episodes] == [10, 10, 10]
+    assert results.success_rate == 1.0
+
+
+def test_gymnasium_tasks_of_different_spaces_are_evaluated_one_after_the_other():
+    results = evaluate("random", ["gym/CartPole-v1", "gym/Pendulum-v1"], episodes=2)
+    assert [task.name for task in results.tasks] == ["gym/CartPole-v1", "gym/Pendulum-v1"]
+    assert results.tasks[1].mean_steps == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tasks": "toy/count-4"}, UnknownName, "toy/count-3|count-3"),
+        ({"policy": "expart"}, UnknownName, "expert"),
+        ({"cameras": ("fornt",)}, UnknownName, "front"),
+        ({"policy": 3}, InvalidCall, "a policy has a method"),
+        ({"tasks": []}, InvalidCall, "no tasks"),
+        ({"tasks": ["toy/count-3", "toy/count-3"]}, InvalidCall, "named twice"),
+        ({"suite_options": ("binding",)}, InvalidCall, "NAME=VALUE"),
+        ({"policy_timeout": "soon"}, InvalidCall, "a duration is written"),
+        ({"tasks": "gym/CartPole-v1", "record": "all", "out": "x"}, InvalidCall, "needs a camera"),
+    ],
+)
+def test_wrong_input_is_told_before_anything_runs(options, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        evaluate(**options)
+
+
+def test_random_episodes_depend_on_their_keys_alone():
+    class Named(RandomPolicy):
+        def __init__(self, chunk):
+            super().__init__(CountingEnv().action_space, chunk)
+
+    one = evaluate(Named(1))
+    five = evaluate(Named(5))
+    assert {k: v[2] for k, v in facts(one).items()} == {k: v[2] for k, v in facts(five).items()}
+
+
+def test_durations_are_read_as_people_write_them():
+    assert seconds("3h50m") == 13_800
+    assert seconds("90s") == seconds("1m30s") == seconds("90") == 90
+    assert seconds(None) is None
+    with pytest.raises(InvalidCall):
+        seconds("3 hours")
+
+
+def test_options_from_a_file_are_checked():
+    assert options_from({"num-envs": 3, "cameras": ["a"]}) == {"num_envs": 3, "cameras": ("a",)}
+    with pytest.raises(UnknownName, match="episodes"):
+        options_from({"episode": 3})

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polyarm import RunConflict
+from polyarm.contracts import EpisodeKey, EpisodeResult
+from polyarm.rollout.journal import Journal, differences, load_results, read_episodes
+
+RUN = {"protocol": {"seed": 0, "suites": {"toy": {"v": 1}}}, "options": {}, "planned": 3}
+
+
+def result(index, outcome="success", **fields):
+    return EpisodeResult(EpisodeKey("toy", "count-3", index), outcome, 3, 6.0, 0.1, **fields)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def write(folder, *results, run=RUN, rank=0):
+    journal = Journal(folder, run, rank=rank)
+    try:
+        for one in results:
+            journal.append(one)
+    finally:
+        journal.close()
+    return journal
+
+
+def test_what_was_appended_is_there_when_it_is_opened_again(folder):
+    write(folder, result(0), result(1, "failure", error={}, videos=("videos/a.mp4",)))
+    again = write(folder)
+    assert list(again.finished.values()) == [
+        result(0),
+        result(1, "failure", videos=("videos/a.mp4",)),
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_torn_last_line_is_cut_off(folder, cut):
+    write(folder, result(0), result(1))
+    path = folder / "episodes.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert [key.index for _, key in read_episodes(folder)] == [0]
+    write(folder, result(1), result(2))
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == [0, 1, 2]
+
+
+def test_a_damaged_line_in_the_middle_is_refused(folder):
+    write(folder, result(0), result(1))
+    path = folder / "episodes.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0][:30], lines[1]]) + "\n")
+    with pytest.raises(RunConflict, match="line 1 is no result"):
+        write(folder)
+
+
+def test_another_protocol_is_refused_and_what_differs_is_said(folder):
+    write(folder, result(0))
+    other = {**RUN, "protocol": {"seed": 1, "suites": {"toy": {"v": 2}}}}
+    with pytest.raises(RunConflict) as caught:
+        write(folder, run=other)
+    assert "seed: 1 here, 0 there" in str(caught.value)
+    assert "suites.toy.v: 2 here, 1 there" in str(caught.value)
+
+
+def test_more_episodes_and_more_policies_may_join(folder):
+    one = {**RUN, "protocol": {**RUN["protocol"], "policies": {"a": {"x": 1}}}}
+    two = {**RUN, "planned": 9, "protocol": {**RUN["protocol"], "policies": {"b": {"x": 2}}}}
+    write(folder, result(0), run=one)
+    write(folder, result(1), run=two)
+    assert load_results(folder).provenance["policies"] == {"a": {"x": 1}, "b": {"x": 2}}
+    changed = {**RUN, "protocol": {**RUN["protocol"], "policies": {"a": {"x": 3}}}}
+    with pytest.raises(RunConflict, match=r"policies.a.x: 3 here, 1 there"):
+        write(folder, run=changed)
+
+
+def test_a_second_run_is_refused_while_the_first_lives_and_another_rank_is_not(folder):
+    first = Journal(folder, RUN)
+    try:
+        with pytest.raises(RunConflict, match="in use by process"):
+            Journal(folder, RUN)
+        write(folder, result(7), rank=1)
+    finally:
+        first.close()
+    assert [key.index for _, key in write(folder).finished] == [7]
+
+
+def test_of_two_lines_the_first_counts_unless_it_is_an_error(folder):
+    write(folder, result(0, "error"), result(1, "failure"))
+    write(folder, result(0, "success"), result(1, "success"), rank=1)
+    finished = {key.index: one.outcome for (_, key), one in read_episodes(folder).items()}
+    assert finished == {0: "success", 1: "failure"}
+
+
+def test_a_folder_without_a_run_is_said_to_be_one(tmp_path):
+    with pytest.raises(RunConflict, match=r"there is no run.json"):
+        load_results(tmp_path)
+
+
+def test_differences_name_the_whole_path():
+    assert differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 2}}) == [
+        "a.b: 1 here, 2 there",
+        "c: 2 here, None there",
+    ]
