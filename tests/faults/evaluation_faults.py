@@ -162,7 +162,7 @@ class Gambler:
                 return actions[..., :1]
             case "hang":
                 signal.pause()
-            case "memory" if len(actions) > 2:
+            case "memory" if len(actions) > 1:
                 raise OutOfMemoryError("CUDA out of memory")
         return actions
 
@@ -188,7 +188,7 @@ class Run(subprocess.Popen):
             text=True,
             start_new_session=True,
             cwd=HERE,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "500"},
+            env={**os.environ, "PYTHONPATH": path},
         )
 
     def __exit__(self, *_: object) -> None:

@@ -29,9 +29,7 @@ def plan(tmp_path, monkeypatch) -> Path:
 
 
 def gamble(out: Path, episodes: int = 6, **options):
-    return evaluate(
-        faults.Gambler(), faults.GAMBLE, episodes=episodes, out=out, **SERIAL, **options
-    )
+    return evaluate(faults.GAMBLER, faults.GAMBLE, episodes=episodes, out=out, **SERIAL, **options)
 
 
 # Damaged journals.
@@ -48,16 +46,15 @@ def gamble(out: Path, episodes: int = 6, **options):
     ],
     ids=["half a line more", "a few bytes more", "zeros more", "half of the last", "no newline"],
 )
-def test_a_torn_last_line_costs_at_most_that_episode(tmp_path, tear):
+def test_a_torn_last_line_costs_at_most_that_episode(tmp_path, monkeypatch, tear):
     out = tmp_path / "out"
     first = gamble(out, 4)
     journal = out / "episodes.jsonl"
     torn = tear(journal.read_bytes())
     journal.write_bytes(torn)
-    policy = faults.Gambler()
     begun = []
-    policy.begin = begun.extend
-    again = evaluate(policy, faults.GAMBLE, episodes=4, out=out, **SERIAL)
+    monkeypatch.setattr(faults.Gambler, "begin", lambda _, keys: begun.extend(keys))
+    again = gamble(out, 4)
     assert len(begun) == 4 - torn.count(b"\n")
     assert faults.scores(again.episodes) == faults.scores(first.episodes)
     faults.assert_each_once(out)

@@ -24,12 +24,11 @@ class Looker(faults.Gambler):
 
 
 @pytest.mark.parametrize("cameras", [(), ("front", "wrist")])
-@pytest.mark.parametrize("policy", ["random", "zero"])
-def test_recorded_episodes_are_those_that_are_not_recorded(tmp_path, policy, cameras):
+def test_recorded_episodes_are_those_that_are_not_recorded(tmp_path, cameras):
     given = {"episodes": 4, "num_envs": 2, "image_size": (32, 32), "cameras": cameras, "chunk": 3}
-    plain = evaluate(policy, "toy/short", **given, out=tmp_path / "plain")
+    plain = evaluate("random", "toy/short", **given, out=tmp_path / "plain")
     for record in ("all", "failures"):
-        filmed = evaluate(policy, "toy/short", **given, record=record, out=tmp_path / record)
+        filmed = evaluate("random", "toy/short", **given, record=record, out=tmp_path / record)
         assert faults.scores(filmed.episodes) == faults.scores(plain.episodes)
         assert all(bool(each.videos) == (record == "all") for each in filmed.episodes)
 

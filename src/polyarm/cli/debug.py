@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from polyarm.rollout.options import EvalOptions
@@ -49,7 +48,6 @@ def run(options: DebugOptions) -> int:
     """Play and film; returns the exit code. What was in the folder is overwritten."""
     from polyarm.cli import evaluate
 
-    os.environ.setdefault("POLYARM_DEBUG", "1")
     settings = () if options.max_steps is None else (f"max_steps={options.max_steps}",)
     evaluated = EvalOptions(
         policy=options.policy,

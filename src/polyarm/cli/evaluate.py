@@ -73,6 +73,10 @@ def run(options: EvalOptions, *, observed_slots: Sequence[int] | None = None) ->
 
     errors = console.console(stderr=True)
     _log_to(errors)
+    if options.report_to is not None:
+        from polyarm.report.sinks import require_sink
+
+        require_sink(options.report_to)
     found = expand_policies(options.policy)
     policies = {"": found[0][1]} if len(found) == 1 else dict(found)
     if options.dry_run:
@@ -85,7 +89,8 @@ def run(options: EvalOptions, *, observed_slots: Sequence[int] | None = None) ->
             with live_progress(errors, list(policies)) as show:
                 results = evaluator.run(policies, show)
         except StorageError as error:
-            errors.print(f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on(folder)}")
+            said = f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on(folder)}"
+            errors.print(said, soft_wrap=True)
             return 2
     return _conclude(results, folder, options, caught, errors)
 
@@ -116,7 +121,7 @@ def _conclude(
 
         report_to(options.report_to, results, run_name=folder.name, folder=folder)
     if results.missing:
-        errors.print(_how_to_go_on(folder, results.missing))
+        errors.print(_how_to_go_on(folder, results.missing), soft_wrap=True)
         return INTERRUPTED if signal.SIGINT in caught else STOPPED
     if results.errors:
         errors.print(

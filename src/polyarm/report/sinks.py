@@ -32,9 +32,20 @@ def report_to(sink: str, results: Results, *, run_name: str, folder: Path) -> No
         UnknownName: If there is no such sink.
         MissingExtra: If its package is not installed.
     """
+    require_sink(sink)
+    _SINKS[sink](results, run_name, Path(folder))
+
+
+def require_sink(sink: str) -> None:
+    """Check that there is such a sink and that its package is installed.
+
+    Raises:
+        UnknownName: If there is no such sink.
+        MissingExtra: If its package is not installed.
+    """
     if sink not in _SINKS:
         raise UnknownName("sink", sink, _SINKS)
-    _SINKS[sink](results, run_name, Path(folder))
+    _import(sink, sink)
 
 
 def metrics(results: Results) -> _Values:

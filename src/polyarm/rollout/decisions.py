@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import signal
 import sys
@@ -17,15 +16,13 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, Policy
+from polyarm.contracts import Batch, EpisodeKey, Policy
 from polyarm.errors import PolicyError
 from polyarm.rollout.chunking import as_chunks
 
 log = logging.getLogger("polyarm")
 
 Array = NDArray[Any]
-
-_LAST_RESORT_S = 30.0
 
 
 class CostModel:
@@ -59,7 +56,7 @@ class CostModel:
 
 
 class PolicyCaller:
-    """Calls ``act`` for one batch after another.
+    """Calls ``act`` for one batch after another, and ``begin`` and ``end`` for each episode.
 
     Args:
         policy: What is asked.
@@ -111,6 +108,36 @@ class PolicyCaller:
             raise PolicyError("the policy returned chunks of different lengths for one batch")
         extras = {name: np.concatenate([each[1][name] for each in parts]) for name in parts[0][1]}
         return np.concatenate([actions for actions, _ in parts]), extras
+
+    def begin(self, key: EpisodeKey) -> None:
+        """Tell the policy that an episode begins.
+
+        Raises:
+            PolicyError: It raised or hung.
+        """
+        self._tell("begin", key)
+
+    def end(self, key: EpisodeKey) -> None:
+        """Tell the policy that an episode is over, if it wants to know.
+
+        Raises:
+            PolicyError: It raised or hung.
+        """
+        if hasattr(self._policy, "end"):
+            self._tell("end", key)
+
+    def _tell(self, name: str, key: EpisodeKey) -> None:
+        try:
+            with _deadline(self._timeout_s):
+                getattr(self._policy, name)([key])
+        except _TimeIsUp:
+            raise PolicyError(
+                f"the policy's {name}() has not returned for {self._timeout_s:g} s; episode {key}"
+            ) from None
+        except Exception as error:
+            raise PolicyError(
+                f"the policy's {name}() raised {type(error).__name__}: {error}; episode {key}"
+            ) from error
 
     def _ask(self, batch: Batch) -> tuple[Array, dict[str, Array]] | None:
         began = time.perf_counter()
@@ -176,9 +203,10 @@ class _TimeIsUp(BaseException):
 
 @contextmanager
 def _deadline(timeout_s: float | None) -> Iterator[None]:
-    """Interrupt the body when time is up; end the process if it cannot be interrupted.
+    """Interrupt the body when time is up.
 
-    Signals reach the main thread alone, so there is no deadline in other threads.
+    Signals reach the main thread alone, and only between two steps of Python: there is no deadline
+    in other threads, nor for native code that never returns.
     """
     if timeout_s is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -188,11 +216,9 @@ def _deadline(timeout_s: float | None) -> Iterator[None]:
         raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
-    faulthandler.dump_traceback_later(timeout_s + _LAST_RESORT_S, exit=True)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
         signal.signal(signal.SIGALRM, before)

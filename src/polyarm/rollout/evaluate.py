@@ -21,7 +21,9 @@ from polyarm import registry
 from polyarm.contracts import EpisodeKey, EpisodeResult, Policy
 from polyarm.errors import InvalidCall
 from polyarm.policies.loading import load_policy
+from polyarm.recording.encoder import require_video_extra
 from polyarm.recording.filenames import episode_file, safe_name, stale_parts
+from polyarm.recording.options import parse_record
 from polyarm.recording.trajectory import save_trajectory
 from polyarm.report.results import Results
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
@@ -85,6 +87,9 @@ class Evaluator:
         self._options = options
         self._folder = folder
         self._observed_slots = observed_slots
+        if options.recorded != "none":
+            parse_record(options.recorded)
+            require_video_extra()
         self.groups = [_with_cameras(group, options) for group in group_tasks(tasks, options)]
         self.planned = [key for group in self.groups for key in group.keys(options)]
         self._envs: dict[int, VectorEnv] = {}
@@ -110,7 +115,8 @@ class Evaluator:
         """Evaluate policies, by label, one after the other on the same envs.
 
         Args:
-            policies: A single one may have the label "".
+            policies: A single one may have the label "". On disk, what a label has finished is not
+                run again; in memory, it is.
             show: Called after every episode, and now and then.
         """
         began = time.perf_counter()
@@ -173,8 +179,8 @@ class Evaluator:
             if not missing or self._is_stopping():
                 continue
             yield None
-            env = self._env(place, group, policy, len(missing))
-            acting = self._acting(label, policy, env.single_action_space)
+            env = self._env(place, group, policy, missing)
+            acting = self._acting(policy, env.single_action_space)
             self._note_batching(acting)
             schedule = Schedule(missing, max_attempts=self._options.max_attempts)
             self._runner = Runner(env, acting, schedule, self._runner_options(label))
@@ -235,14 +241,18 @@ class Evaluator:
 
     # Envs.
 
-    def _env(self, place: int, group: Group, policy: PolicyLike, missing: int) -> VectorEnv:
+    def _env(
+        self, place: int, group: Group, policy: PolicyLike, missing: Sequence[EpisodeKey]
+    ) -> VectorEnv:
         if (env := self._envs.get(place)) is not None and not env.closed:
             return env
         began, options = time.perf_counter(), self._options
         wanted = options.num_envs or max(4, 2 * host.cores())
+        needed = {key.name for key in missing}
+        pairs = zip(group.tasks, group.specs, strict=True)
         env = make_vec(
-            group.tasks,
-            num_envs=max(1, min(wanted, missing)),
+            [task for task, spec in pairs if spec.name in needed],
+            num_envs=min(wanted, len(missing)),
             num_workers=options.num_workers,
             cameras=group.specs[0].cameras,
             image_size=options.image_size,
@@ -286,8 +296,9 @@ class Evaluator:
     @contextmanager
     def _journal(self, policies: Mapping[str, PolicyLike]) -> Iterator[Journal | None]:
         for label, policy in policies.items():
-            self._policies[label] = self._fingerprint(label, policy)
+            self._policies[label] = self._fingerprint(policy)
         if self._folder is None:
+            self.finished.clear()  # nothing but the journal says what is still true
             yield None
             return
         journal = Journal(self._folder, self._run_file(), fresh=self._options.fresh)
@@ -308,7 +319,7 @@ class Evaluator:
             "planned": len(self.planned),
         }
 
-    def _fingerprint(self, label: str, policy: PolicyLike) -> Any:
+    def _fingerprint(self, policy: PolicyLike) -> Any:
         """What tells a policy from others; checkpoints are told by their bytes, unloaded."""
         if isinstance(policy, str):
             if (file := checkpoint_file(policy)) is not None:
@@ -317,14 +328,16 @@ class Evaluator:
             description = registry.load(spec.suite).describe(spec)
             if description is None:
                 return {"name": policy}
-            policy = self._acting(label, policy, description.action_space)
+            policy = self._acting(policy, description.action_space)
         return policy_fingerprint(policy)
 
-    def _acting(self, label: str, policy: PolicyLike, space: gymnasium.Space[Any]) -> Policy:
-        """The policy for an action space; loaded once, and one at a time."""
-        if (known := self._loaded.get(label)) is None or known[0] != space:
-            self._loaded = {label: (space, as_policy(policy, space, self._options.chunk))}
-        return self._loaded[label][1]
+    def _acting(self, policy: PolicyLike, space: gymnasium.Space[Any]) -> Policy:
+        """The policy for an action space; one that has a name is loaded once, one at a time."""
+        if not isinstance(policy, str):
+            return as_policy(policy, space, self._options.chunk)
+        if (known := self._loaded.get(policy)) is None or known[0] != space:
+            self._loaded = {policy: (space, as_policy(policy, space, self._options.chunk))}
+        return self._loaded[policy][1]
 
     def _note_batching(self, policy: Policy) -> None:
         if not getattr(policy, "row_independent", True):
@@ -336,6 +349,10 @@ class Evaluator:
                 self.notes.append(note)
 
 
+_KEPT: dict[tuple[tuple[TaskLike, ...], EvalOptions], Evaluator] = {}
+"""Envs kept alive for the next call of `evaluate`; one set at a time."""
+
+
 def evaluate(
     policy: PolicyLike,
     tasks: TaskLike | Sequence[TaskLike],
@@ -343,9 +360,13 @@ def evaluate(
     episodes: int = 10,
     num_envs: int | None = None,
     out: str | Path | None = None,
+    keep_envs: bool = False,
     **options: Any,
 ) -> Results:
     """Evaluate a policy.
+
+    In a training loop, ``keep_envs=True`` leaves the envs running for the next call with the same
+    arguments; an `Evaluator` does the same with results on disk, one label per checkpoint.
 
     Args:
         policy: A `Policy`, a function of a `Batch`, or a name as on the command line.
@@ -354,6 +375,7 @@ def evaluate(
         num_envs: Envs that run at once; by default two per core.
         out: Folder for journal, results, report and videos; None keeps results in memory. The same
             call again goes on where an interrupted one was.
+        keep_envs: Whether envs stay alive for the next call; only without ``out``.
         **options: Further fields of `EvalOptions`.
 
     Returns:
@@ -366,8 +388,17 @@ def evaluate(
     listed = [tasks] if isinstance(tasks, str) or callable(tasks) else list(tasks)
     given = EvalOptions(episodes=episodes, num_envs=num_envs, **options)
     folder = None if out is None else Path(out)
-    with Evaluator(listed, given, folder) as evaluator:
+    if keep_envs and folder is not None:
+        raise InvalidCall("keep_envs=True keeps results in memory; use an Evaluator with out")
+    evaluator = _KEPT.pop((tuple(listed), given), None) or Evaluator(listed, given, folder)
+    close_kept_envs()
+    try:
         results = evaluator.run({"": policy})
+        if keep_envs:
+            _KEPT[tuple(listed), given] = evaluator
+    finally:
+        if not keep_envs:
+            evaluator.close()
     if folder is not None:
         from polyarm.report.html import write_report
 
@@ -375,6 +406,12 @@ def evaluate(
             results.write(folder)
             write_report(results, folder)
     return results
+
+
+def close_kept_envs() -> None:
+    """Close envs that `evaluate` has kept alive."""
+    while _KEPT:
+        _KEPT.popitem()[1].close()
 
 
 def as_policy(policy: PolicyLike, space: gymnasium.Space[Any], chunk: int) -> Policy:

@@ -90,6 +90,18 @@ class EvalOptions:
     report_to: str | None = None
     dry_run: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("episodes", "repeats", "chunk", "video_stride", "max_attempts"):
+            _require(name, getattr(self, name), 1)
+        for name in ("num_envs", "execute", "max_batch"):
+            if getattr(self, name) is not None:
+                _require(name, getattr(self, name), 1)
+        for name in ("start", "seed", "max_wait_ms", "max_errors"):
+            _require(name, getattr(self, name), 0)
+        seconds(self.stop_after)
+        seconds(self.policy_timeout)
+        self.suite_settings()
+
     @property
     def tasks(self) -> list[str]:
         """The names in ``task``."""
@@ -151,6 +163,11 @@ def options_from(given: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(named.get(name), list):
             named[name] = tuple(named[name])
     return named
+
+
+def _require(name: str, value: float, least: int) -> None:
+    if not value >= least:
+        raise InvalidCall(f"{name.replace('_', '-')} must be at least {least}, found {value}")
 
 
 def _value(text: str) -> Any:

@@ -175,7 +175,7 @@ class Runner:
         instruction = task.instruction if task else ""
         attempt = self._schedule.attempts(key)
         self._episodes[slot] = RunningEpisode(key, instruction, attempt, self._options.episode)
-        self._policy.begin([key])
+        self._caller.begin(key)
 
     def _send_resets(self, pairs: Sequence[tuple[int, EpisodeKey]], task: Any = None) -> None:
         options: dict[str, Any] = {}
@@ -282,8 +282,7 @@ class Runner:
         episode = self._episodes.pop(slot)
         self._deciding.pop(slot, None)
         self._idle.add(slot)
-        if (end := getattr(self._policy, "end", None)) is not None:
-            end([episode.key])
+        self._caller.end(episode.key)
 
     def _on_error(self, slot: int, episode: RunningEpisode, error: SlotError) -> bool:
         """An episode was cut short; returns whether it has come to its end by that."""

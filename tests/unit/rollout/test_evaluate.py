@@ -9,6 +9,7 @@ import polyarm
 from polyarm import EvalOptions, Evaluator, InvalidCall, PolicyError, RunConflict, UnknownName
 from polyarm.policies import RandomPolicy
 from polyarm.recording.trajectory import load_trajectory
+from polyarm.rollout.evaluate import close_kept_envs
 from polyarm.rollout.options import options_from, seconds
 from polyarm.testing import CountingEnv, CountingPolicy, RaisingPolicy
 
@@ -186,3 +187,25 @@ def test_options_from_a_file_are_checked():
     assert options_from({"num-envs": 3, "cameras": ["a"]}) == {"num_envs": 3, "cameras": ("a",)}
     with pytest.raises(UnknownName, match="episodes"):
         options_from({"episode": 3})
+
+
+def test_envs_can_be_kept_for_the_next_call():
+    first = evaluate(CountingPolicy(), num_workers=1, keep_envs=True)
+    policy = CountingPolicy()
+    again = evaluate(policy, num_workers=1, keep_envs=True)
+    try:
+        assert len(policy.begun) == 6  # results are not kept
+        assert facts(again) == facts(first)
+        assert again.wall["startup"] == first.wall["startup"] > 0  # nothing was started again
+    finally:
+        close_kept_envs()
+    with pytest.raises(InvalidCall, match="keep_envs"):
+        evaluate(keep_envs=True, out="x")
+
+
+def test_slots_are_dealt_only_tasks_that_are_needed(tmp_path):
+    evaluate(out=tmp_path, tasks=TOYS[0], episodes=2)
+    options = EvalOptions(episodes=2, num_envs=4, num_workers=0)
+    with Evaluator(TOYS, options, tmp_path) as evaluator:
+        evaluator.run({"": "random"})
+        assert [set(env.tasks) for env in evaluator._envs.values()] == [{TOYS[1]}]
