@@ -97,7 +97,8 @@ class RunningEpisode:
     def stepped(self, actions: Array, rewards: Array) -> None:
         """Enter executed actions ``(k, …)`` and their rewards ``(k,)``."""
         self.steps += len(actions)
-        self._total_reward += float(np.sum(rewards, dtype=np.float64))
+        for reward in rewards.tolist():  # one by one: the sum must not depend on the chunks
+            self._total_reward += reward
         self._hash.update(np.ascontiguousarray(actions).tobytes())
         if self._keep:
             self._actions.append(np.array(actions))
