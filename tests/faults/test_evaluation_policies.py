@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_a_policy_out_of_memory_gets_smaller_batches_and_the_scores_stay(plan, c
     assert 1 <= len(said) == len(halved) <= 3
     assert all(part in line for part, line in zip(halved, said, strict=True))
     assert faults.scores(results.episodes) == faults.undisturbed(faults.GAMBLE, 16)
+
+
+def test_an_alarm_that_the_caller_has_set_is_still_set_afterwards():
+    theirs = signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        evaluate(faults.Gambler(), faults.GAMBLE, episodes=4, num_envs=1, num_workers=0)
+        left_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *theirs)
+    assert 50 < left_s <= 100
 
 
 @pytest.mark.parametrize("method", ["begin", "end"])
