@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     )
     from polyarm.report.results import Results
     from polyarm.rollout.collect import Rollout, RolloutGroup, collect, is_informative
-    from polyarm.rollout.evaluate import Evaluator, evaluate
+    from polyarm.rollout.evaluate import evaluate
+    from polyarm.rollout.evaluator import Evaluator
     from polyarm.rollout.options import EvalOptions
     from polyarm.vector.env import VectorEnv
     from polyarm.vector.make import make_vec
@@ -115,7 +116,7 @@ _HOMES = {
     "VectorEnv": "polyarm.vector.env",
     "make_vec": "polyarm.vector.make",
     "EvalOptions": "polyarm.rollout.options",
-    "Evaluator": "polyarm.rollout.evaluate",
+    "Evaluator": "polyarm.rollout.evaluator",
     "evaluate": "polyarm.rollout.evaluate",
     "Rollout": "polyarm.rollout.collect",
     "RolloutGroup": "polyarm.rollout.collect",

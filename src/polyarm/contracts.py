@@ -277,14 +277,18 @@ class Policy(Protocol):
 
     - ``end(episodes)``: these episodes are over; drop what is kept for them.
     - ``fingerprint``: a mapping or string that tells this policy from others in the results.
-    - ``row_independent``: False if a row's actions may depend on the rest of the batch.
+    - ``row_independent``: True promises that a row's actions do not depend on the rest of the
+      batch, to the bit.
     - ``needs_frames``: False if observations may come without ``pixels/…``.
     - ``expert_steps``: run the env's own expert in the worker for so many steps per request;
       ``act`` is never called.
     """
 
     def act(self, batch: Batch) -> NDArray[Any] | PolicyOutput:
-        """Actions for every row, ``(B, K, …)`` or ``(B, …)``."""
+        """Actions for every row, ``(B, K, …)`` or ``(B, …)``.
+
+        After running out of GPU memory it is asked again about the same steps, in smaller batches.
+        """
         ...
 
     def begin(self, episodes: Sequence[EpisodeKey]) -> None:

@@ -196,7 +196,7 @@ class Run(subprocess.Popen):
             self.kill()
         self.communicate()
 
-    def end(self, within_s: float = 30.0) -> tuple[int, str]:
+    def end(self, within_s: float = 60.0) -> tuple[int, str]:
         """Its exit code, and all that it has said."""
         out, err = self.communicate(timeout=within_s)
         return self.returncode, out + err
@@ -219,6 +219,16 @@ def children(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
+
+
+def named(name: str) -> list[int]:
+    """Pids of this process's descendants whose name begins so."""
+    found = []
+    for pid in sorted(children(os.getpid())):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith(name):
+                found.append(pid)
+    return found
 
 
 # Results.

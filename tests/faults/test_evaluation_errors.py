@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import random
@@ -14,9 +13,10 @@ import pytest
 
 from polyarm import registry
 from polyarm.errors import ForkServerDied
-from polyarm.rollout import evaluate as evaluation
-from polyarm.rollout.evaluate import Evaluator, evaluate
+from polyarm.rollout.evaluate import evaluate
+from polyarm.rollout.evaluator import Evaluator, Progress
 from polyarm.rollout.options import EvalOptions
+from polyarm.vector.make import make_vec
 
 sys.path.append(str(Path(__file__).parent))
 import evaluation_faults as faults
@@ -35,10 +35,9 @@ def test_workers_killed_now_and_then_change_no_score(plan, num_workers):
     options = EvalOptions(episodes=40, num_envs=4, num_workers=num_workers, max_attempts=20)
     chance, killed = random.Random(0), []
 
-    def kill_some(now: evaluation.Progress) -> None:
+    def kill_some(now: Progress) -> None:
         if now.last is not None and now.made % 4 == 1:
-            (env,) = evaluator._envs.values()
-            killed.append(chance.choice(env.worker_pids))
+            killed.append(chance.choice(faults.named("polyarm-w")))
             os.kill(killed[-1], signal.SIGKILL)
 
     with Evaluator([faults.GAMBLE], options) as evaluator:
@@ -53,10 +52,9 @@ def test_a_dead_fork_server_ends_the_run_and_the_same_call_goes_on(tmp_path, pla
     out = tmp_path / "out"
     options = EvalOptions(episodes=12, num_envs=2)
 
-    def kill_server(now: evaluation.Progress) -> None:
+    def kill_server(now: Progress) -> None:
         if now.made == 3:
-            (env,) = evaluator._envs.values()
-            os.kill(env._engine._server._process.pid, signal.SIGKILL)
+            os.kill(*faults.named("polyarm-server"), signal.SIGKILL)
 
     with Evaluator([faults.GAMBLE], options, out) as evaluator, pytest.raises(ForkServerDied):
         evaluator.run({"": faults.Gambler()}, kill_server)
@@ -80,8 +78,8 @@ def test_a_dead_fork_server_ends_the_run_and_the_same_call_goes_on(tmp_path, pla
 def test_an_episode_that_always_fails_is_an_error_and_the_others_are_unaffected(
     tmp_path, plan, monkeypatch, fault, kind, phase, message
 ):
-    hurried = functools.partial(evaluation.make_vec, step_timeout_s=0.5, reset_timeout_s=0.5)
-    monkeypatch.setattr(evaluation, "make_vec", hurried)
+    for name in ("step_timeout_s", "reset_timeout_s"):
+        monkeypatch.setitem(make_vec.__kwdefaults__, name, 0.5)
     faults.plan(plan, env={"2": fault})
     out = tmp_path / "out"
     results = evaluate(faults.Gambler(), faults.GAMBLE, episodes=6, num_envs=2, out=out)

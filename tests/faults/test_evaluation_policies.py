@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from polyarm.errors import PolicyError
-from polyarm.rollout.evaluate import Evaluator, evaluate
+from polyarm.rollout.evaluate import evaluate
+from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
 
 sys.path.append(str(Path(__file__).parent))

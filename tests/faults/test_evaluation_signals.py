@@ -52,7 +52,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_scores_of_an_undisturbed_o
     for moment in moments:
         before = faults.lines(out)
         with command(out) as process:
-            wait_until(moment, 15, "the moment to kill")
+            wait_until(moment, 40, "the moment to kill")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(chance.uniform(0, 0.1))
             family = faults.children(process.pid)
@@ -96,7 +96,7 @@ def test_ctrl_c_prints_a_command_that_goes_on(tmp_path, plan, expected, wait_unt
 def stop(process, number, out, wait_until, running) -> tuple[int, str]:
     """Signal a run in its midst; all that belongs to it must be gone a moment later."""
     with process:
-        wait_until(lambda: faults.lines(out) >= 1, 15, "an episode")
+        wait_until(lambda: faults.lines(out) >= 1, 40, "an episode")
         family = faults.children(process.pid)
         assert len(family) > 3
         process.send_signal(number)
@@ -109,7 +109,7 @@ def test_a_run_stops_by_itself_after_the_time_it_was_given(tmp_path, plan, expec
     out = tmp_path / "out"
     faults.plan(plan, step_s=0.1)
     with command(out, "--stop-after", "1s") as process:
-        code, said = process.end(15)
+        code, said = process.end(40)
     assert_stopped(out, code, said, 3)
     faults.plan(plan)
     finish(command(out, "--stop-after", "1h"), out, expected)
@@ -119,7 +119,7 @@ def test_a_run_told_to_stop_while_envs_are_built_runs_no_episode(tmp_path, plan,
     out, gate = tmp_path / "out", tmp_path / "gate"
     faults.plan(plan, gate=str(gate))
     with command(out) as process:
-        wait_until(Path(f"{gate}.seen").exists, 15, "a build")
+        wait_until(Path(f"{gate}.seen").exists, 40, "a build")
         process.send_signal(signal.SIGTERM)
         gate.touch()
         code, said = process.end(10)
@@ -131,7 +131,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(tmp_path, plan, wait_until, running)
     out, gate = tmp_path / "out", tmp_path / "gate"
     faults.plan(plan, gate=str(gate))
     with command(out) as process:
-        wait_until(Path(f"{gate}.seen").exists, 15, "a build")
+        wait_until(Path(f"{gate}.seen").exists, 40, "a build")
         family = faults.children(process.pid)
         before = waits(process.pid)
         process.send_signal(signal.SIGINT)

@@ -80,7 +80,7 @@ def test_the_protocol_of_a_run_says_what_was_simulated(tmp_path):
     polyarm.evaluate("zero", TASKS[:1], episodes=1, num_envs=1, num_workers=0, out=tmp_path,
                      suite_options=("max_steps=5",))  # fmt: skip
     protocol = json.loads((tmp_path / "run.json").read_text())["protocol"]
-    about = protocol["suites"]["metaworld"]
+    about = protocol["tasks"]["metaworld/reach-v3"]
     assert about["mujoco"] == "3.3.0"
     assert about["max_steps"] == 5
     assert about["success"] == "any"

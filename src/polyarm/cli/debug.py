@@ -59,11 +59,22 @@ def run(options: DebugOptions) -> int:
         cameras=options.cameras,
         image_size=options.image_size,
         suite_options=settings,
-        record="all",
+        record="all" if _can_be_filmed(options) else "none",
         fps=options.fps,
         video_stride=options.video_stride,
         realtime=options.realtime,
         video_layout=options.video_layout,  # type: ignore[arg-type]
         fresh=True,
     )
-    return evaluate.run(evaluated, observed_slots=None if options.video_all else (0,))
+    observed = None if options.video_all else (0,)
+    return evaluate.run(evaluated, observed_slots=observed, resumable=False)
+
+
+def _can_be_filmed(options: DebugOptions) -> bool:
+    """Whether there are cameras: named, or chosen by the suites."""
+    from polyarm import registry
+
+    names = [name.strip() for name in options.task.split(",")]
+    suites = {name.partition("/")[0] for name in names if "/" in name}
+    chosen = [getattr(registry.load(suite), "default_cameras", ()) for suite in suites]
+    return bool(options.cameras) or (bool(chosen) and all(chosen))

@@ -6,7 +6,9 @@ message; 3 stopped before all was done, the same command goes on; 130 interrupte
 
 from __future__ import annotations
 
+import glob
 import logging
+import math
 import shlex
 import signal
 import sys
@@ -17,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tyro
 from rich.console import Console
@@ -28,6 +30,10 @@ from polyarm.cli import console
 from polyarm.cli.progress import live_progress
 from polyarm.errors import MissingExtra, StorageError
 from polyarm.rollout.options import EvalOptions, options_from, seconds
+
+if TYPE_CHECKING:
+    from polyarm.report.results import Results
+    from polyarm.rollout.evaluator import Evaluator, PolicyLike
 
 TOO_MANY_ERRORS = 1
 STOPPED = 3
@@ -49,7 +55,9 @@ class EvalCommand:
     config: Path | None = None
 
 
-def parse(arguments: Sequence[str], read: Callable[[EvalCommand, list[str]], EvalCommand]) -> Any:
+def parse(
+    arguments: Sequence[str], read: Callable[[EvalCommand, list[str]], EvalCommand]
+) -> EvalOptions:
     """The options of a command line and of the file it names.
 
     Args:
@@ -66,10 +74,21 @@ def parse(arguments: Sequence[str], read: Callable[[EvalCommand, list[str]], Eva
     return read(defaults, words).options
 
 
-def run(options: EvalOptions, *, observed_slots: Sequence[int] | None = None) -> int:
-    """Evaluate and report; returns the exit code."""
+def run(
+    options: EvalOptions,
+    *,
+    observed_slots: Sequence[int] | None = None,
+    resumable: bool = True,
+) -> int:
+    """Evaluate and report; returns the exit code.
+
+    Args:
+        options: What and how.
+        observed_slots: Slots that are recorded; None for all.
+        resumable: Whether the same command again would go on.
+    """
     from polyarm.policies.loading import expand_policies
-    from polyarm.rollout.evaluate import Evaluator
+    from polyarm.rollout.evaluator import Evaluator
 
     errors = console.console(stderr=True)
     _log_to(errors)
@@ -77,8 +96,9 @@ def run(options: EvalOptions, *, observed_slots: Sequence[int] | None = None) ->
         from polyarm.report.sinks import require_sink
 
         require_sink(options.report_to)
-    found = expand_policies(options.policy)
-    policies = {"": found[0][1]} if len(found) == 1 else dict(found)
+    policies: dict[str, PolicyLike] = dict(expand_policies(options.policy))
+    if not glob.has_magic(options.policy):
+        policies = {"": options.policy}
     if options.dry_run:
         return _dry_run(options, policies, errors)
     folder = output_folder(options)
@@ -89,9 +109,11 @@ def run(options: EvalOptions, *, observed_slots: Sequence[int] | None = None) ->
             with live_progress(errors, list(policies)) as show:
                 results = evaluator.run(policies, show)
         except StorageError as error:
-            said = f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on(folder)}"
+            said = f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
             errors.print(said, soft_wrap=True)
             return 2
+    if results.missing and resumable:
+        errors.print(_how_to_go_on(results.missing), soft_wrap=True)
     return _conclude(results, folder, options, caught, errors)
 
 
@@ -104,7 +126,7 @@ def output_folder(options: EvalOptions) -> Path:
 
 
 def _conclude(
-    results: Any, folder: Path, options: EvalOptions, caught: list[int], errors: Console
+    results: Results, folder: Path, options: EvalOptions, caught: list[int], errors: Console
 ) -> int:
     from polyarm.cli import report as reporting
     from polyarm.report.html import write_report
@@ -121,7 +143,6 @@ def _conclude(
 
         report_to(options.report_to, results, run_name=folder.name, folder=folder)
     if results.missing:
-        errors.print(_how_to_go_on(folder, results.missing), soft_wrap=True)
         return INTERRUPTED if signal.SIGINT in caught else STOPPED
     if results.errors:
         errors.print(
@@ -132,13 +153,16 @@ def _conclude(
     return TOO_MANY_ERRORS if results.errors > allowed else 0
 
 
-def _how_to_go_on(folder: Path, missing: int | None = None) -> str:
-    command = " ".join(shlex.quote(word) for word in ["polyarm", *sys.argv[1:]])
+def _how_to_go_on(missing: int | None = None) -> str:
+    words = [word for word in sys.argv[1:] if word != "--fresh"]  # which would start over
+    command = " ".join(shlex.quote(word) for word in ["polyarm", *words])
     what = f"{missing} episodes are missing; go" if missing else "go"
     return escape(f"{what} on where this run stopped with: {command}")
 
 
-def _announcement(options: EvalOptions, evaluator: Any, policies: Any, folder: Path) -> str:
+def _announcement(
+    options: EvalOptions, evaluator: Evaluator, policies: dict[str, PolicyLike], folder: Path
+) -> str:
     tasks = sum(len(group.specs) for group in evaluator.groups)
     many = f"{len(policies)} policies × " if len(policies) > 1 else ""
     return escape(
@@ -208,14 +232,25 @@ class _FirstLine(logging.Formatter):
         return super().format(record).partition("\n")[0]
 
 
-def _dry_run(options: EvalOptions, policies: Any, errors: Console) -> int:
+def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Console) -> int:
     """Play a few episodes and say what the whole would take."""
-    from polyarm.rollout.evaluate import Evaluator
+    from polyarm.rollout.evaluator import Evaluator
+    from polyarm.rollout.plan import group_tasks
+    from polyarm.vector import host
 
-    short = replace(options, episodes=1, start=options.start, repeats=1, fresh=False)
-    short = replace(short, stop_after=f"{_CALIBRATION_S}s", dry_run=False)
-    full = Evaluator(options.tasks, options)
-    planned = len(policies) * len(full.planned)
+    groups = group_tasks(options.tasks, options)
+    tasks = sum(len(group.specs) for group in groups)
+    each = sum(len(group.keys(options)) for group in groups)
+    planned = len(policies) * each
+    # About two rounds of all envs, so that they are as busy as they will be.
+    trial = math.ceil(2 * (options.num_envs or 2 * host.cores()) / tasks)
+    short = replace(
+        options,
+        episodes=min(trial, options.episodes),
+        fresh=False,
+        stop_after=f"{_CALIBRATION_S}s",
+        dry_run=False,
+    )
     with tempfile.TemporaryDirectory(prefix="polyarm-") as name:
         folder = Path(name)
         with Evaluator(options.tasks, short, folder) as evaluator:
@@ -226,7 +261,7 @@ def _dry_run(options: EvalOptions, policies: Any, errors: Console) -> int:
         nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     out = console.console(stderr=False)
     made = len(results.episodes)
-    out.print(f"{planned} episodes: {len(full.planned)} per policy, {len(policies)} policies")
+    out.print(f"{planned} episodes: {each} per policy, {len(policies)} policies")
     if not made:
         out.print(f"no episode ended within {_CALIBRATION_S:g} s; no estimate can be made")
         return 0

@@ -16,7 +16,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from polyarm.contracts import EpisodeResult
-    from polyarm.rollout.evaluate import Progress
+    from polyarm.rollout.evaluator import Progress
 
 Show = Callable[["Progress"], None]
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
 from polyarm.errors import InvalidCall, PolicyError, UnsupportedSpace
+from polyarm.policies.fingerprints import files_digest, function_fingerprint
 
 Array = NDArray[Any]
 
@@ -154,7 +155,7 @@ class ReplayPolicy(_Forgetful):
         self.fingerprint: Mapping[str, Any] = {
             "policy": "replay",
             "path": str(path),
-            "episodes": len(self._files),
+            "recordings": files_digest(self._path),
             "chunk": chunk,
         }
 
@@ -229,10 +230,11 @@ class FunctionPolicy:
         self._takes_obs = "obs" in inspect.signature(function).parameters
         self.row_independent = row_independent
         self.needs_frames = needs_frames
-        named = function if hasattr(function, "__qualname__") else type(function)
+        seen = function_fingerprint(function)
         self.fingerprint: Mapping[str, Any] = {
             "policy": "function",
-            "name": name or f"{named.__module__}:{named.__qualname__}",
+            "name": name or seen["name"],
+            "source": seen["source"],
         }
 
     def begin(self, episodes: Sequence[EpisodeKey]) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
 from polyarm.errors import InvalidCall
+from polyarm.policies.fingerprints import policy_fingerprint
 
 
 class History:
@@ -41,7 +42,7 @@ class History:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The policy's own, and the length of the history."""
-        inner = getattr(self._policy, "fingerprint", type(self._policy).__qualname__)
+        inner = policy_fingerprint(self._policy)
         return {"policy": "history", "n_obs_steps": self._length, "of": inner}
 
     def begin(self, episodes: Sequence[EpisodeKey]) -> None:
@@ -54,10 +55,12 @@ class History:
         stories: list[Any] = []
         for row, key in enumerate(batch.keys):
             obs = _copied_row(batch.obs, row)
+            step = int(batch.steps[row])
             # Appending to a story full of the first observation changes nothing.
-            story = self._seen.setdefault(key, deque([obs] * self._length, self._length))
-            story.append(obs)
-            stories.append(_stacked(story))
+            story = self._seen.setdefault(key, deque([(step, obs)] * self._length, self._length))
+            if story[-1][0] != step:  # else it is being asked again, in a smaller batch
+                story.append((step, obs))
+            stories.append(_stacked([seen for _, seen in story]))
         return self._policy.act(replace(batch, obs=_stacked(stories)))
 
     def end(self, episodes: Sequence[EpisodeKey]) -> None:

@@ -30,6 +30,7 @@ from polyarm.policies.basic import (
     ReplayPolicy,
     ZeroPolicy,
 )
+from polyarm.policies.fingerprints import source_file_digest
 
 _NAMES = ("expert", "random", "replay:<path>", "zero", "<module>:<name>", "<path>.pt")
 _REPLAY = "replay:"
@@ -84,7 +85,7 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
         asked = {"action_space": space, "chunk": chunk}
         wanted = {key: asked[key] for key in asked if key in _parameters(found)}
         found = found(*[path] if at else [], **wanted)
-    return _as_policy(found, name)
+    return as_policy(found, name)
 
 
 def expand_policies(name: str) -> list[tuple[str, str]]:
@@ -109,6 +110,20 @@ def expand_policies(name: str) -> list[tuple[str, str]]:
     if not paths:
         raise PolicyError(f"no file matches {path!r} of the policy {name!r} in {Path.cwd()}")
     return [(label, prefix + one) for label, one in zip(_labels(paths), paths, strict=True)]
+
+
+def checkpoint_path(name: str) -> Path | None:
+    """The file or folder in a policy's name, if there is one; not that of a replay."""
+    prefix, path = _split(name)
+    return Path(path) if path and prefix != _REPLAY and Path(path).exists() else None
+
+
+def source_digest(name: str) -> str:
+    """A digest of the module that ``<module>:<name>`` names; "" for other policies."""
+    module, colon, _ = name.partition("@")[0].partition(":")
+    if not colon or name.startswith(_REPLAY):
+        return ""
+    return source_file_digest(_module(module).__name__)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -191,7 +206,17 @@ def _is_torch_module(found: Any) -> bool:
     return torch is not None and isinstance(found, torch.nn.Module)
 
 
-def _as_policy(found: Any, name: str) -> Policy:
+def as_policy(found: Any, name: str = "") -> Policy:
+    """A policy from an object: one already, an ``nn.Module``, or a function of a batch.
+
+    Args:
+        found: The object.
+        name: What it is called in messages and results.
+
+    Raises:
+        PolicyError: It is none of these.
+    """
+    name = name or getattr(found, "__qualname__", type(found).__qualname__)
     if callable(getattr(found, "act", None)) and not isinstance(found, type):
         if not callable(getattr(found, "begin", None)):
             raise PolicyError(

@@ -12,7 +12,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
 from polyarm.errors import InvalidCall, MissingExtra, PolicyError
+from polyarm.policies.fingerprints import function_fingerprint
 
 Array = NDArray[Any]
 Decision = tuple[Array, dict[str, Array]]
@@ -85,9 +85,9 @@ class TorchPolicy:
         self._untried = _TRIED_ROWS if batch_invariant else 0
         self.row_independent = batch_invariant
 
-    @cached_property
+    @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """The module's class, its size and a digest of its weights as they are when first asked."""
+        """The module's class, its size, a digest of its weights as they are now, and the hooks."""
         weights = self._module.state_dict() if self._is_module else {}
         named = self._module if hasattr(self._module, "__qualname__") else type(self._module)
         parameters = self._module.parameters() if self._is_module else ()
@@ -97,6 +97,9 @@ class TorchPolicy:
             "parameters": sum(parameter.numel() for parameter in parameters),
             "weights": _digest(weights),
             "batch_size": self._batch_size if self.row_independent else None,
+            "hooks": [
+                function_fingerprint(hook)["source"] for hook in (self._to_inputs, self._to_actions)
+            ],
         }
 
     def begin(self, episodes: Sequence[EpisodeKey]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import math
 from collections.abc import Iterable
@@ -49,6 +50,19 @@ class ErrorGroup:
     message: str
     count: int
     places: tuple[tuple[int, str], ...]
+
+
+def require_report_extra() -> None:
+    """Check that what reports need is installed.
+
+    Raises:
+        MissingExtra: With the command that installs it.
+    """
+    missing = [name for name in ("jinja2", "scipy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtra(
+            f"results and reports need {' and '.join(missing)}: pip install 'polyarm[report]'"
+        )
 
 
 def write_report(results: Results, folder: Path) -> Path:

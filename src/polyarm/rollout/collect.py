@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall
+from polyarm.policies.loading import as_policy, load_policy
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.evaluate import PolicyLike, as_policy
+from polyarm.rollout.evaluator import PolicyLike
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
 from polyarm.vector.env import VectorEnv
@@ -78,7 +80,8 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
 
     Args:
         policy: What acts; it should be noisy, or repeats are all alike.
-        keys: Initial states, as keys of any repeat; may have no end if ``num_groups`` is given.
+        keys: Initial states; may have no end if ``num_groups`` is given. A group's repeats count up
+            from its key's ``repeat``: give each call another one, and the policy's noise is new.
         group_size: Repeats of each initial state, k.
         num_groups: How many accepted groups to yield; None for all.
         accept: Looks at a complete group and says whether it is worth yielding, such as
@@ -105,38 +108,49 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
         env = make_vec(first.name, num_envs=num_envs, autoreset="disabled", **env_options)
     try:
         collector = _Collector(group_size, first, source)
-        acting = as_policy(policy, env.single_action_space, 1)
+        space = env.single_action_space
+        acting = load_policy(policy, space) if isinstance(policy, str) else as_policy(policy)
         options = RunnerOptions(episode=EpisodeOptions(execute, None, keep=True))
         # Few groups are begun ahead: a rejected one costs no more than it must.
         schedule = Schedule(collector.members(), lookahead=env.num_envs, max_attempts=max_attempts)
         runner = Runner(env, acting, schedule, options)
-        yielded = 0
-        for episode in runner.episodes():
-            group = collector.enter(episode) if episode is not None else None
-            if group is None or (accept is not None and not accept(group)):
-                continue
-            yield group
-            yielded += 1
-            if yielded == num_groups:
-                break
-        runner.drain()
-    except BaseException:
-        env.close()  # its slots are in the middle of episodes
-        raise
+        try:
+            yield from _accepted(runner, collector, accept, num_groups)
+        finally:
+            if not owned:
+                runner.drain()  # whatever cut it short, the caller's env goes on being usable
     finally:
         if owned:
             env.close()
 
 
+def _accepted(
+    runner: Runner,
+    collector: _Collector,
+    accept: Callable[[RolloutGroup], bool] | None,
+    num_groups: int | None,
+) -> Iterator[RolloutGroup]:
+    yielded = 0
+    for episode in runner.episodes():
+        group = collector.enter(episode) if episode is not None else None
+        if group is None or (accept is not None and not accept(group)):
+            continue
+        yield group
+        yielded += 1
+        if yielded == num_groups:
+            return
+
+
 class _Collector:
-    """Groups that are not complete yet."""
+    """Groups that are not complete yet; each draw of an initial state is a group of its own."""
 
     def __init__(self, size: int, first: EpisodeKey, rest: Iterator[EpisodeKey]) -> None:
         self._size = size
         self._first = first
         self._rest = rest
+        self._drawn: Counter[EpisodeKey] = Counter()
         self._groups: dict[EpisodeKey, dict[int, Rollout]] = {}
-        self._failed: set[EpisodeKey] = set()
+        self._heads: dict[EpisodeKey, EpisodeKey] = {}
 
     def members(self) -> Iterator[EpisodeKey]:
         """The keys of all repeats, group after group."""
@@ -147,19 +161,22 @@ class _Collector:
     def enter(self, episode: RunningEpisode) -> RolloutGroup | None:
         """Note an episode that has ended; returns its group if that is complete."""
         assert episode.result is not None
-        head = replace(episode.key, repeat=0)
-        if episode.result.outcome == "error":
+        head = self._heads.pop(episode.key)
+        if episode.result.outcome == "error" and self._groups.pop(head, None) is not None:
             log.warning("dropping the group of %s: %s", head, episode.result.error.get("message"))
-            self._failed.add(head)
-            self._groups.pop(head, None)
-        if head in self._failed:
+        if (group := self._groups.get(head)) is None:
             return None
-        group = self._groups.setdefault(head, {})
         group[episode.key.repeat] = Rollout(episode.result, episode.trajectory())
         if len(group) < self._size:
             return None
         del self._groups[head]
-        return RolloutGroup(head, tuple(group[repeat] for repeat in range(self._size)))
+        return RolloutGroup(head, tuple(group[repeat] for repeat in sorted(group)))
 
     def _repeats(self, key: EpisodeKey) -> Sequence[EpisodeKey]:
-        return [replace(key, repeat=repeat) for repeat in range(self._size)]
+        """New repeats of an initial state, from the key's own on, however often it is drawn."""
+        first = key.repeat + self._drawn[key] * self._size
+        self._drawn[key] += 1
+        members = [replace(key, repeat=first + place) for place in range(self._size)]
+        self._groups[members[0]] = {}
+        self._heads.update(dict.fromkeys(members, members[0]))
+        return members

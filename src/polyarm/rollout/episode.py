@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyarm.contracts import EpisodeKey, EpisodeResult, Outcome
-from polyarm.errors import SlotError
+from polyarm.errors import PolicyError, SlotError
 from polyarm.rollout.chunking import ActionQueue
 
 Array = NDArray[Any]
@@ -88,7 +88,18 @@ class RunningEpisode:
         """Keep an observation, if they are kept."""
         if self._keep:
             owned = {name: np.array(value) for name, value in (extras or {}).items()}
+            if self._decisions:
+                self._check_extras(owned, self._decisions[0][2])
             self._decisions.append((self.steps, _owned(obs), owned))
+
+    def _check_extras(self, now: Mapping[str, Array], first: Mapping[str, Array]) -> None:
+        shapes = {name: value.shape for name, value in now.items()}
+        expected = {name: value.shape for name, value in first.items()}
+        if shapes != expected:
+            raise PolicyError(
+                f"extras that are kept must have one shape at all decisions: {expected} at first,"
+                f" {shapes} at step {self.steps} of {self.key}; pad them"
+            )
 
     def took(self, what: str, seconds: float) -> None:
         """Add to the time that was spent on this episode: sim, frames, obs or policy."""

@@ -8,6 +8,7 @@ files with a heartbeat: they work on NFS, where flock may not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall, RunConflict, StorageError
 from polyarm.report.encoding import decode_episode, encode_episode, plain, write_atomically
 from polyarm.report.results import Results
+from polyarm.rollout.plan import condensed
 from polyarm.rollout.runlock import RunLock
 
 log = logging.getLogger("polyarm")
@@ -79,7 +81,8 @@ class Journal:
             _write_all(self._fd, line)
             os.fsync(self._fd)
         except OSError as error:
-            os.ftruncate(self._fd, self._end)
+            with contextlib.suppress(OSError):  # a torn line is cut off when it is opened again
+                os.ftruncate(self._fd, self._end)
             raise StorageError(
                 error.errno, f"cannot write {self._path}: {error.strerror}; free some space and"
                 f" run the same command again to go on"
@@ -104,13 +107,19 @@ def episodes_file(rank: int) -> str:
     return "episodes.jsonl" if rank == 0 else f"episodes.rank{rank}.jsonl"
 
 
+def episode_files(folder: Path) -> list[Path]:
+    """The journals of all ranks."""
+    own = folder / episodes_file(0)
+    return [*([own] if own.exists() else []), *sorted(folder.glob("episodes.rank*.jsonl"))]
+
+
 def read_episodes(folder: Path) -> Finished:
     """What all ranks have finished.
 
     Of two lines about one episode the first counts, except that anything counts more than an error.
     """
     finished: Finished = {}
-    for path in sorted(folder.glob("episodes*.jsonl")):
+    for path in episode_files(folder):
         # What follows the last newline was being written when its writer ended.
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
             try:
@@ -133,18 +142,16 @@ def load_results(folder: Path) -> Results:
         RunConflict: The folder holds no run.
     """
     run = read_run(folder)
-    finished = read_episodes(folder)
-    before = {}
-    if (folder / "results.json").exists():
-        before = dict(Results.read(folder).wall)
+    before = Results.read(folder) if (folder / "results.json").exists() else None
     policies = max(1, len(run["protocol"].get("policies", {})))
+    each = sum((stop - first) * repeats for first, stop, repeats in run["planned"].values())
     return Results(
-        episodes=tuple(finished.values()),
-        planned=policies * run["planned"],
-        provenance=run["protocol"],
+        episodes=tuple(read_episodes(folder).values()),
+        planned=policies * each,
+        provenance=condensed(run["protocol"]),
         options=run["options"],
-        wall=before,
-        notes=tuple(run.get("notes", ())),
+        wall=before.wall if before else {},
+        notes=before.notes if before else (),
     )
 
 
@@ -177,10 +184,12 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove what a run has left in its folder, and nothing else."""
-    for name in ("run.json", "results.json", "report.html"):
+    """Remove what a run has left in its folder; a folder without a run is left alone."""
+    if not (folder / RUN_FILE).exists():
+        return
+    for name in (RUN_FILE, "results.json", "report.html"):
         (folder / name).unlink(missing_ok=True)
-    for path in folder.glob("episodes*.jsonl"):
+    for path in episode_files(folder):
         path.unlink()
     for name in ("videos", "trajectories"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -202,24 +211,34 @@ def storage_errors(folder: Path) -> Iterator[None]:
 
 def _agree(folder: Path, run: Mapping[str, Any]) -> None:
     """Write down what is run, or check that it is what the folder already holds."""
-    run = plain({"schema": SCHEMA, **run})
+    agreed: dict[str, Any] = plain({"schema": SCHEMA, **run})
     path = folder / RUN_FILE
     if path.exists():
         before = read_run(folder)
         theirs = before.get("protocol", {})
-        # Other policies may join a run; one that was there must be what it was.
-        policies = {**theirs.get("policies", {}), **run["protocol"].get("policies", {})}
-        run["protocol"]["policies"] = policies
-        found = differences(
-            run["protocol"], {**theirs, "policies": {**policies, **theirs.get("policies", {})}}
-        )
+        for kind in ("policies", "tasks"):
+            # Others may join a run; one that was there must be what it was.
+            ours, known = agreed["protocol"].get(kind, {}), theirs.get(kind, {})
+            agreed["protocol"][kind] = {**known, **ours}
+            theirs[kind] = {**ours, **known}
+        found = differences(agreed["protocol"], theirs)
+        agreed["planned"] = _united(before.get("planned", {}), agreed["planned"])
         if found:
             raise RunConflict(
                 f"{folder} holds results of another run; mixing them would make a wrong score."
                 f" What differs:\n  " + "\n  ".join(found) + "\nChoose another folder with --out,"
                 " or start over with --fresh."
             )
-    write_atomically(path, json.dumps(run, indent=2) + "\n")
+    write_atomically(path, json.dumps(agreed, indent=2) + "\n")
+
+
+def _united(before: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Episodes that one or the other run has planned, as ranges by task."""
+    united = {task: list(range_) for task, range_ in before.items()}
+    for task, (first, stop, repeats) in planned.items():
+        known = united.get(task, [first, stop, repeats])
+        united[task] = [min(first, known[0]), max(stop, known[1]), max(repeats, known[2])]
+    return united
 
 
 def _cut_torn_line(fd: int) -> int:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from polyarm.errors import InvalidCall, UnknownName
 
+_LAST_SEED = 2**29
+"""Its stream of episodes still has indices that fit into a command of the engine."""
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 
 
@@ -91,6 +93,10 @@ class EvalOptions:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("cameras", "image_size", "suite_options"):
+            value = getattr(self, name)
+            listed = tuple(value) if isinstance(value, list | tuple) else (value,)
+            object.__setattr__(self, name, listed)
         for name in ("episodes", "repeats", "chunk", "video_stride", "max_attempts"):
             _require(name, getattr(self, name), 1)
         for name in ("num_envs", "execute", "max_batch"):
@@ -98,6 +104,12 @@ class EvalOptions:
                 _require(name, getattr(self, name), 1)
         for name in ("start", "seed", "max_wait_ms", "max_errors"):
             _require(name, getattr(self, name), 0)
+        if self.seed > _LAST_SEED:
+            raise InvalidCall(f"seed must be at most {_LAST_SEED}, found {self.seed}")
+        if len(self.image_size) != 2:
+            raise InvalidCall(f"image_size is a height and a width, found {self.image_size}")
+        for size in self.image_size:
+            _require("image_size", size, 1)
         seconds(self.stop_after)
         seconds(self.policy_timeout)
         self.suite_settings()
@@ -127,7 +139,7 @@ class EvalOptions:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def seconds(duration: str | None) -> float | None:
+def seconds(duration: str | float | None) -> float | None:
     """Seconds of ``3h50m``, ``90s`` or a bare number of seconds; None for None.
 
     Raises:
@@ -135,12 +147,13 @@ def seconds(duration: str | None) -> float | None:
     """
     if duration is None:
         return None
-    match = _DURATION.fullmatch(duration.strip())
-    if match and any(match.groups()):
-        hours, minutes, rest = (float(part or 0) for part in match.groups())
-        return hours * 3600 + minutes * 60 + rest
+    match = _DURATION.fullmatch(str(duration).strip())
     try:
-        found = float(duration)
+        if match and any(match.groups()):
+            hours, minutes, rest = (float(part or 0) for part in match.groups())
+            found = hours * 3600 + minutes * 60 + rest
+        else:
+            found = float(duration)
     except ValueError:
         found = -1.0
     if not 0 < found < float("inf"):
@@ -159,13 +172,17 @@ def options_from(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in named:
         if name not in known:
             raise UnknownName("option", name, known)
-    for name in ("cameras", "image_size", "suite_options"):
-        if isinstance(named.get(name), list):
-            named[name] = tuple(named[name])
+    if isinstance(named.get("task"), list):
+        named["task"] = ",".join(named["task"])
     return named
 
 
-def _require(name: str, value: float, least: int) -> None:
+def _require(name: str, value: Any, least: int) -> None:
+    whole = name not in ("max_wait_ms", "max_errors")
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        kind = "a whole number" if whole else "a number"
+        raise InvalidCall(f"{name.replace('_', '-')} must be {kind}, found {value!r}")
     if not value >= least:
         raise InvalidCall(f"{name.replace('_', '-')} must be at least {least}, found {value}")
 

@@ -11,14 +11,15 @@ import gymnasium
 from polyarm import __version__, registry
 from polyarm.contracts import STREAM, EnvSpec, EpisodeKey
 from polyarm.errors import InvalidCall
+from polyarm.policies.fingerprints import function_fingerprint
 from polyarm.report.encoding import plain
 from polyarm.rollout.options import EvalOptions
-from polyarm.vector.make import specify
+from polyarm.vector.make import describe_display, specify
 
 TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Tasks that share a vector env, because their spaces agree.
 
@@ -67,45 +68,60 @@ def protocol(groups: Sequence[Group], options: EvalOptions) -> dict[str, Any]:
 
     The policies' fingerprints are added when they are known.
     """
-    suites: dict[str, Any] = {}
-    for group in groups:
-        described = {spec.name: _provenance(spec) for spec in group.specs}
-        common = _common(list(described.values()))
-        apart = {
-            name: {key: value for key, value in about.items() if key not in common}
-            for name, about in described.items()
-        }
-        suites[group.specs[0].suite] = {
-            **suites.get(group.specs[0].suite, {}),
-            **common,
-            **({"tasks": apart} if any(apart.values()) else {}),
-        }
+    tasks = {
+        spec.name: _provenance(spec, task)
+        for group in groups
+        for task, spec in zip(group.tasks, group.specs, strict=True)
+    }
     protocol: dict[str, Any] = plain(
         {
             "polyarm": __version__,
-            "suites": suites,
+            "tasks": tasks,
             "seed": options.seed,
             "repeats": options.repeats,
             "chunk": options.chunk,
             "execute": options.execute,
             "ensemble": options.ensemble,
             "cameras": list(options.cameras),
-            "image_size": list(options.image_size),
+            "image_size": list(options.image_size) if options.cameras else None,
+            "renderer": describe_display(options.display) if options.cameras else None,
         }
     )
     return protocol
 
 
-def policy_fingerprint(policy: Any) -> Any:
-    """What tells a policy from others: what it says of itself, or its class."""
-    found = getattr(policy, "fingerprint", None)
-    found = found() if callable(found) else found
-    return plain(found if found is not None else {"class": _qualified(type(policy))})
+def condensed(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """The protocol for people: what all tasks of a suite have in common is said once."""
+    suites: dict[str, dict[str, Any]] = {}
+    for name, about in protocol.get("tasks", {}).items():
+        suites.setdefault(name.partition("/")[0], {})[name] = about
+    told: dict[str, Any] = {}
+    for suite, tasks in suites.items():
+        common = _common(list(tasks.values()))
+        apart = {
+            name: {key: value for key, value in about.items() if key not in common}
+            for name, about in tasks.items()
+        }
+        told[suite] = {**common, "tasks": apart if any(apart.values()) else list(apart)}
+    return {**{key: value for key, value in protocol.items() if key != "tasks"}, "suites": told}
 
 
-def _provenance(spec: EnvSpec) -> dict[str, Any]:
+def planned_ranges(groups: Sequence[Group], options: EvalOptions) -> dict[str, list[int]]:
+    """By task: the first episode, the one after the last, and repeats."""
+    first = options.seed * STREAM + options.start
+    planned = [first, first + options.episodes, options.repeats]
+    return {spec.name: planned for group in groups for spec in group.specs}
+
+
+def _provenance(spec: EnvSpec, task: TaskLike) -> dict[str, Any]:
     description = registry.load(spec.suite).describe(spec)
-    about = dict(description.provenance) if description is not None else {}
+    if description is not None:
+        about = dict(description.provenance)
+    else:
+        settings = {key: value for key, value in spec.options.items() if key != "factory"}
+        about = {"gymnasium": gymnasium.__version__, **settings}
+    if callable(task):
+        about["env"] = function_fingerprint(task)["source"]
     return {key: value for key, value in about.items() if key not in ("task", "instruction")}
 
 
@@ -132,7 +148,3 @@ def _expanded(tasks: Sequence[TaskLike]) -> list[TaskLike]:
 
 def _spec(task: TaskLike, options: EvalOptions) -> EnvSpec:
     return specify(task, options.cameras, options.image_size, options.suite_settings())
-
-
-def _qualified(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"

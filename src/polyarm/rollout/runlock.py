@@ -6,6 +6,7 @@ On one machine the holder's process is looked up; from another machine, a heartb
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 from polyarm.errors import RunConflict
 
 BEAT_S = 10.0
-STALE_S = 120.0
+STALE_S = 900.0
 
 
 class RunLock:
@@ -78,10 +79,21 @@ class RunLock:
                         f"{self._path.parent} is in use by process {holder['pid']} on"
                         f" {holder['host']}; wait for it, stop it, or choose another folder"
                     ) from None
-                self._path.unlink(missing_ok=True)
+                self._clear_away(mine)
             else:
                 return
         raise RunConflict(f"{self._path} is being taken by several processes at once")
+
+    def _clear_away(self, mine: Path) -> None:
+        """Remove a stale lock, unless somebody else has just replaced it with a living one."""
+        stale = self._path.with_name(f"{self._path.name}.stale.{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            self._path.rename(stale)  # only one of several can have it
+            age_s = mine.stat().st_mtime - stale.stat().st_mtime
+            if (taken := _read(stale)) is not None and self._is_alive(taken, age_s):
+                with contextlib.suppress(FileExistsError):
+                    os.link(stale, self._path)
+        stale.unlink(missing_ok=True)
 
     def _holder(self, mine: Path) -> dict[str, Any] | None:
         """Who holds the lock, or None if they are gone."""
@@ -91,21 +103,25 @@ class RunLock:
             return None
         if (holder := self._read()) is None:
             return None
-        if holder.get("host") == self._me["host"]:
-            alive = holder.get("boot") == self._me["boot"] and (
-                holder.get("started") == _start_of(int(holder["pid"]))
-            )
-        else:
-            alive = age_s < STALE_S
-        return holder if alive else None
+        return holder if self._is_alive(holder, age_s) else None
+
+    def _is_alive(self, holder: dict[str, Any], age_s: float) -> bool:
+        if holder.get("host") != self._me["host"]:
+            return age_s < STALE_S
+        same_boot = bool(holder.get("boot") == self._me["boot"])
+        return same_boot and holder.get("started") == _start_of(int(holder["pid"]))
 
     def _read(self) -> dict[str, Any] | None:
-        """What the lock's file says, if it is there."""
-        try:
-            holder: dict[str, Any] = json.loads(self._path.read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-        return holder
+        return _read(self._path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What a lock's file says, if it is there."""
+    try:
+        holder: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return holder
 
 
 def _start_of(pid: int) -> str:

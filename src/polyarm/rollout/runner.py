@@ -12,7 +12,6 @@ import errno
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +71,7 @@ class Runner:
         stopping: Set it to end `episodes` within a second; running episodes are given up.
         waiting_s: Seconds spent waiting for envs.
         worker_s: Seconds the workers spent, by what they did.
-        restarts: How many episodes were cut short, by kind of error.
+        silent: Tasks that never said whether an episode succeeded.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Runner:
         self.stopping = False
         self.waiting_s = 0.0
         self.worker_s = dict.fromkeys(("sim", "frames", "obs"), 0.0)
-        self.restarts: Counter[str] = Counter()
+        self.silent: set[str] = set()
 
     @property
     def policy_s(self) -> float:
@@ -227,9 +226,7 @@ class Runner:
             Episodes that have ended.
         """
         info, timings, now = ready.info, self._env.timings_ns(), time.monotonic()
-        errors, succeeded, files = (
-            info.get(name) for name in ("error", "is_success", "observed_files")
-        )
+        errors, files = info.get("error"), info.get("observed_files")
         going: list[int] = []
         ended: list[RunningEpisode] = []
         for place, slot in enumerate(ready.slots.tolist()):
@@ -246,7 +243,9 @@ class Runner:
                     executed = self._env.executed_actions(slot, steps)
                 episode.stepped(executed[:steps], ready.rewards[place, :steps])
             if ready.terminated[place] or ready.truncated[place]:
-                success = succeeded is not None and bool(succeeded[place])
+                success = _succeeded(info, place)
+                if success is None:
+                    self.silent.add(episode.key.name)
                 made = files[place] if files is not None else None
                 self._free(slot)
                 self._schedule.finished(episode.key)
@@ -289,8 +288,7 @@ class Runner:
         if os.strerror(errno.ENOSPC) in error.message:
             raise StorageError(errno.ENOSPC, f"{error.message} ({episode.key}); free some space")
         self._free(slot)
-        self.restarts[error.kind] += 1
-        if error.phase == "build":
+        if error.phase == "build" and error.kind == "exception":
             self._build_errors.setdefault(episode.key.name, []).append(error)
         if self._schedule.failed(episode.key, charged=error.kind != "collateral"):
             return False
@@ -353,6 +351,15 @@ class Runner:
             del self._deciding[slot]
         for group in chunks.values():
             self._env.send(np.stack([sent for _, sent in group]), [slot for slot, _ in group])
+
+
+def _succeeded(info: Mapping[str, Any], place: int) -> bool | None:
+    """What an env says of an episode that has ended; None if it says nothing."""
+    for name in ("is_success", "success"):
+        values, said = info.get(name), info.get(f"_{name}")
+        if values is not None and (said is None or said[place]):
+            return bool(np.all(values[place]))
+    return None
 
 
 def _known_tasks(names: Sequence[str]) -> Mapping[str, Task]:

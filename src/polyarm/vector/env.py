@@ -481,6 +481,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return tuple(plan.spec.name for plan in self._plans)
 
     @property
+    def delivers_frames(self) -> bool:
+        """Whether observations carry frames where the envs have cameras."""
+        return self._settings.frames != "none"
+
+    @property
     def episodic(self) -> bool:
         """Whether ``options["episodes"]`` chooses episodes; else seeds do."""
         return self._options.episodic

@@ -193,6 +193,12 @@ def _expand(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
     return expanded
 
 
+def describe_display(display: str) -> str:
+    """What would render frames with this choice of display; it shapes pixels."""
+    screen = displays.select(display, frames=True)
+    return f"{screen.name}: {screen.description}"
+
+
 def specify(
     task: TaskLike, cameras: tuple[str, ...], image_size: tuple[int, int], options: dict[str, Any]
 ) -> EnvSpec:

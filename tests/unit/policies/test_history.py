@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -25,9 +28,22 @@ def states(*numbers):
     return {"state": np.array([[number] for number in numbers], np.float32)}
 
 
+_step = itertools.count()
+
+
 def look(history, policy, batch):
-    history.act(batch)
+    """What the policy sees; every look is another step, unless it is the very same batch."""
+    history.act(replace(batch, steps=batch.steps + next(_step)))
     return policy.obs["state"][..., 0].tolist()
+
+
+def test_what_is_asked_again_is_not_seen_twice(make_batch):
+    policy = Looking()
+    history = History(policy, 3)
+    for step, number in enumerate((1, 2, 3, 3, 3, 4)):
+        batch = make_batch([0], states(number), steps=[min(step, 2) if number < 4 else 3])
+        history.act(batch)
+    assert policy.obs["state"][..., 0].tolist() == [[2, 3, 4]]
 
 
 def test_the_first_observation_fills_the_history_and_newer_ones_push_it_out(make_batch):

@@ -89,9 +89,9 @@ def test_several_policies_are_evaluated_on_the_same_envs(tmp_path):
     options = EvalOptions(episodes=2, num_envs=2, num_workers=1)
     with Evaluator(TOYS, options, tmp_path) as evaluator:
         results = evaluator.run({"step_1": CountingPolicy(), "step_2": CountingPolicy()})
-        pids = {pid for env in evaluator._envs.values() for pid in env.worker_pids}
+        pids = {pid for env in evaluator._envs._envs.values() for pid in env.worker_pids}
         again = evaluator.run({"step_3": CountingPolicy()})
-        assert pids == {pid for env in evaluator._envs.values() for pid in env.worker_pids}
+        assert pids == {pid for env in evaluator._envs._envs.values() for pid in env.worker_pids}
     assert list(results.by_policy()) == ["step_1", "step_2"]
     assert len(results.episodes) == 8
     assert len(again.episodes) == 4
@@ -151,7 +151,7 @@ def test_gymnasium_tasks_of_different_spaces_are_evaluated_one_after_the_other()
         ({"tasks": "toy/count-4"}, UnknownName, "toy/count-3|count-3"),
         ({"policy": "expart"}, UnknownName, "expert"),
         ({"cameras": ("fornt",)}, UnknownName, "front"),
-        ({"policy": 3}, InvalidCall, "a policy has a method"),
+        ({"policy": 3}, PolicyError, "is no policy"),
         ({"tasks": []}, InvalidCall, "no tasks"),
         ({"tasks": ["toy/count-3", "toy/count-3"]}, InvalidCall, "named twice"),
         ({"suite_options": ("binding",)}, InvalidCall, "NAME=VALUE"),
@@ -184,7 +184,8 @@ def test_durations_are_read_as_people_write_them():
 
 
 def test_options_from_a_file_are_checked():
-    assert options_from({"num-envs": 3, "cameras": ["a"]}) == {"num_envs": 3, "cameras": ("a",)}
+    given = options_from({"num-envs": 3, "cameras": ["a"], "task": ["x/y", "x/z"]})
+    assert EvalOptions(**given) == EvalOptions(num_envs=3, cameras=("a",), task="x/y,x/z")
     with pytest.raises(UnknownName, match="episodes"):
         options_from({"episode": 3})
 
@@ -196,7 +197,7 @@ def test_envs_can_be_kept_for_the_next_call():
     try:
         assert len(policy.begun) == 6  # results are not kept
         assert facts(again) == facts(first)
-        assert again.wall["startup"] == first.wall["startup"] > 0  # nothing was started again
+        assert again.wall["startup"] < first.wall["startup"] / 10  # nothing was started again
     finally:
         close_kept_envs()
     with pytest.raises(InvalidCall, match="keep_envs"):
@@ -208,4 +209,4 @@ def test_slots_are_dealt_only_tasks_that_are_needed(tmp_path):
     options = EvalOptions(episodes=2, num_envs=4, num_workers=0)
     with Evaluator(TOYS, options, tmp_path) as evaluator:
         evaluator.run({"": "random"})
-        assert [set(env.tasks) for env in evaluator._envs.values()] == [{TOYS[1]}]
+        assert [set(env.tasks) for env in evaluator._envs._envs.values()] == [{TOYS[1]}]

@@ -8,7 +8,11 @@ from polyarm import RunConflict
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.rollout.journal import Journal, differences, load_results, read_episodes
 
-RUN = {"protocol": {"seed": 0, "suites": {"toy": {"v": 1}}}, "options": {}, "planned": 3}
+RUN = {
+    "protocol": {"seed": 0, "tasks": {"toy/count-3": {"v": 1}}},
+    "options": {},
+    "planned": {"toy/count-3": [0, 3, 1]},
+}
 
 
 def result(index, outcome="success", **fields):
@@ -60,19 +64,22 @@ def test_a_damaged_line_in_the_middle_is_refused(folder):
 
 def test_another_protocol_is_refused_and_what_differs_is_said(folder):
     write(folder, result(0))
-    other = {**RUN, "protocol": {"seed": 1, "suites": {"toy": {"v": 2}}}}
+    other = {**RUN, "protocol": {"seed": 1, "tasks": {"toy/count-3": {"v": 2}}}}
     with pytest.raises(RunConflict) as caught:
         write(folder, run=other)
     assert "seed: 1 here, 0 there" in str(caught.value)
-    assert "suites.toy.v: 2 here, 1 there" in str(caught.value)
+    assert "tasks.toy/count-3.v: 2 here, 1 there" in str(caught.value)
 
 
 def test_more_episodes_and_more_policies_may_join(folder):
     one = {**RUN, "protocol": {**RUN["protocol"], "policies": {"a": {"x": 1}}}}
-    two = {**RUN, "planned": 9, "protocol": {**RUN["protocol"], "policies": {"b": {"x": 2}}}}
+    two = {**RUN, "protocol": {**RUN["protocol"], "policies": {"b": {"x": 2}}}}
+    two["planned"] = {"toy/count-3": [0, 9, 1], "toy/count-10": [0, 2, 2]}
     write(folder, result(0), run=one)
     write(folder, result(1), run=two)
-    assert load_results(folder).provenance["policies"] == {"a": {"x": 1}, "b": {"x": 2}}
+    results = load_results(folder)
+    assert results.provenance["policies"] == {"a": {"x": 1}, "b": {"x": 2}}
+    assert results.planned == 2 * (9 + 4)
     changed = {**RUN, "protocol": {**RUN["protocol"], "policies": {"a": {"x": 3}}}}
     with pytest.raises(RunConflict, match=r"policies.a.x: 3 here, 1 there"):
         write(folder, run=changed)

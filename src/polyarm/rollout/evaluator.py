@@ -1,0 +1,365 @@
+"""The evaluator: plays what is missing, puts it into the journal, and sums it up.
+
+An episode counts when its line is in the journal. Whatever ends a run, the same call goes on with
+the episodes that are missing, and the results are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from polyarm import registry
+from polyarm.contracts import EpisodeKey, EpisodeResult, Policy
+from polyarm.errors import InvalidCall
+from polyarm.policies.fingerprints import files_digest, policy_fingerprint
+from polyarm.policies.loading import as_policy, checkpoint_path, load_policy, source_digest
+from polyarm.recording.filenames import episode_file, safe_name, stale_parts
+from polyarm.recording.trajectory import save_trajectory
+from polyarm.report.encoding import plain
+from polyarm.report.html import require_report_extra
+from polyarm.report.results import Results
+from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
+from polyarm.rollout.journal import Finished, Journal, storage_errors
+from polyarm.rollout.live_envs import LiveEnvs, Need
+from polyarm.rollout.options import EvalOptions, seconds
+from polyarm.rollout.plan import (
+    Group,
+    TaskLike,
+    condensed,
+    group_tasks,
+    planned_ranges,
+    protocol,
+)
+from polyarm.rollout.runner import Runner, RunnerOptions
+from polyarm.rollout.schedule import Schedule
+
+PolicyLike = Policy | str | Callable[..., Any]
+
+_MANY_GROUPS = 4
+"""More groups of tasks than this are not all kept alive."""
+_TIMES = ("total", "startup", "policy", "sim", "frames")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an evaluation is.
+
+    Attributes:
+        finished: What has been finished of what is planned, by policy and episode.
+        planned: Episodes in all.
+        running: Episodes under way.
+        seconds: Since the evaluation began.
+        made: Episodes finished since then.
+        last: The episode that was finished last, if one was just now.
+    """
+
+    finished: Finished
+    planned: int
+    running: int
+    seconds: float
+    made: int
+    last: EpisodeResult | None = None
+
+
+class Evaluator:
+    """Envs that stay alive between evaluations; use it as a context manager.
+
+    Args:
+        tasks: What to evaluate on.
+        options: How; its ``policy`` and ``task`` are not looked at.
+        folder: Where results go, or None to keep them in memory only.
+        observed_slots: Slots that are recorded; None for all.
+
+    Attributes:
+        groups: The tasks, by what shares a vector env.
+        planned: The episodes of each policy.
+        finished: What has been finished, by policy and episode.
+        notes: What readers of the results should know.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TaskLike],
+        options: EvalOptions,
+        folder: Path | None = None,
+        *,
+        observed_slots: Sequence[int] | None = None,
+    ) -> None:
+        if folder is None and (options.recorded != "none" or options.save_trajectories):
+            raise InvalidCall("videos and trajectories need a folder: give out")
+        if folder is not None:
+            require_report_extra()
+        self._options = options
+        self._folder = folder
+        self._envs = LiveEnvs(options, folder, observed_slots)
+        self.groups = group_tasks(tasks, options)
+        for group in self.groups:
+            self._envs.check_recording(group)
+        self.planned = [key for group in self.groups for key in group.keys(options)]
+        self._policies: dict[str, Any] = {}
+        self._loaded: dict[str, tuple[gymnasium.Space[Any], Policy]] = {}
+        self._runner: Runner | None = None
+        self._wall = dict.fromkeys(_TIMES, 0.0)
+        self._on_gpu = False
+        self._opened = False
+        self._stopping = False
+        self.finished: Finished = {}
+        self.notes: list[str] = []
+
+    def stop(self) -> None:
+        """End the current run: when the policy has answered, or the envs are built."""
+        self._stopping = True
+        if self._runner is not None:
+            self._runner.stopping = True
+
+    def run(
+        self,
+        policies: Mapping[str, PolicyLike],
+        show: Callable[[Progress], None] | None = None,
+    ) -> Results:
+        """Evaluate policies, by label, one after the other on the same envs.
+
+        Args:
+            policies: A single one may have the label "". With a folder, what a label has finished
+                is not run again; without, every call starts anew.
+            show: Called after every episode, and now and then.
+        """
+        began = time.perf_counter()
+        stop_after = seconds(self._options.stop_after)
+        self._loaded.clear()  # a checkpoint may have changed since
+        planned = {(label, key) for label in policies for key in self.planned}
+        made = 0
+        try:
+            with self._journal(policies) as journal:
+                known = {key: self.finished[key] for key in planned if key in self.finished}
+                for result in self._play(policies):
+                    if result is not None:
+                        self._enter(journal, result)
+                        known[result.policy, result.key] = result
+                        made += 1
+                    elif journal is not None:
+                        journal.beat()
+                    spent = time.perf_counter() - began
+                    if show is not None:
+                        running = self._runner.running if self._runner else 0
+                        show(Progress(known, len(planned), running, spent, made, result))
+                    if stop_after is not None and spent > stop_after:
+                        self.stop()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._wall["total"] += time.perf_counter() - began
+            self._stopping = False
+        return self.results(list(policies))
+
+    def results(self, labels: Sequence[str]) -> Results:
+        """What is known so far about these policies."""
+        keys = [(label, key) for label in labels for key in self.planned]
+        wall = dict(self._wall)
+        if self._on_gpu and wall["total"]:
+            wall["gpu_busy_share"] = min(1.0, wall["policy"] / wall["total"])
+        return Results(
+            episodes=tuple(self.finished[key] for key in keys if key in self.finished),
+            planned=len(keys),
+            provenance=condensed(self._run_file()["protocol"]),
+            options=self._options.as_dict(),
+            wall=wall,
+            notes=tuple(self.notes),
+        )
+
+    def close(self) -> None:
+        """Close all envs."""
+        self._envs.close()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Playing.
+
+    def _play(self, policies: Mapping[str, PolicyLike]) -> Iterator[EpisodeResult | None]:
+        """Play what is missing, policy after policy; yields None now and then."""
+        needs = {group: self._need(group, policies) for group in self.groups}
+        for label, policy in policies.items():
+            for group in self.groups:
+                missing = self._missing(label, group)
+                if missing and not self._stopping:
+                    yield None
+                    yield from self._play_group(label, policy, group, missing, needs[group])
+
+    def _play_group(
+        self,
+        label: str,
+        policy: PolicyLike,
+        group: Group,
+        missing: Sequence[EpisodeKey],
+        need: Need,
+    ) -> Iterator[EpisodeResult | None]:
+        began = time.perf_counter()
+        env = self._envs.get(group, need, missing)
+        self._wall["startup"] += time.perf_counter() - began
+        acting = self._acting(policy, env.single_action_space)
+        schedule = Schedule(missing, max_attempts=self._options.max_attempts)
+        self._runner = runner = Runner(env, acting, schedule, self._runner_options(label))
+        runner.stopping = self._stopping
+        for episode in runner.episodes():
+            yield self._result(label, episode) if episode is not None else None
+        self._account(runner)
+        self._note(acting, runner)
+        if runner.stopping:
+            self.close()  # its slots are in the middle of episodes
+        elif len(self.groups) > _MANY_GROUPS:
+            self._envs.close(group)
+
+    def _need(self, group: Group, policies: Mapping[str, PolicyLike]) -> Need:
+        missing = max(len(self._missing(label, group)) for label in policies)
+        return Need(any(self._looks(policy) for policy in policies.values()), missing)
+
+    def _missing(self, label: str, group: Group) -> list[EpisodeKey]:
+        retried = ("error",) if self._options.retry_errors else ()
+        missing = []
+        for key in group.keys(self._options):
+            result = self.finished.get((label, key))
+            if result is None or result.outcome in retried:
+                missing.append(key)
+        return missing
+
+    def _result(self, label: str, episode: RunningEpisode) -> EpisodeResult:
+        assert episode.result is not None
+        result = replace(episode.result, policy=label)
+        if self._options.save_trajectories and result.steps and self._folder is not None:
+            below = Path("trajectories", safe_name(label) if label else "")
+            name = below / episode_file(result.key, ".npz")
+            with storage_errors(self._folder):
+                save_trajectory(self._folder / name, episode.trajectory())
+            result = replace(result, trajectory=str(name))
+        return result
+
+    def _enter(self, journal: Journal | None, result: EpisodeResult) -> None:
+        if journal is not None:
+            journal.append(result)
+        self.finished[result.policy, result.key] = result
+
+    def _runner_options(self, label: str) -> RunnerOptions:
+        options = self._options
+        # Predictions overlap, and can be averaged, only if the policy is asked at every step.
+        execute = 1 if options.execute is None and options.ensemble is not None else options.execute
+        return RunnerOptions(
+            episode=EpisodeOptions(execute, options.ensemble, options.save_trajectories),
+            max_batch=options.max_batch,
+            max_wait_s=options.max_wait_ms / 1000,
+            policy_timeout_s=seconds(options.policy_timeout),
+            observed=self._envs.records,
+            label=label,
+        )
+
+    def _account(self, runner: Runner) -> None:
+        """Add to where the wall time went; waiting for envs is what these did meanwhile."""
+        busy = sum(runner.worker_s.values()) or 1.0
+        self._on_gpu |= runner.on_gpu
+        self._wall["policy"] += runner.policy_s
+        for name in ("sim", "frames"):
+            self._wall[name] += runner.waiting_s * runner.worker_s[name] / busy
+
+    def _note(self, policy: Policy, runner: Runner) -> None:
+        notes = [
+            f"{task} does not say whether an episode succeeded (info['is_success']), so all its"
+            f" episodes count as failures; look at their returns instead."
+            for task in sorted(runner.silent)
+        ]
+        if not getattr(policy, "row_independent", False):
+            notes.append(
+                "This policy does not promise that a row's actions are independent of the rest of"
+                " its batch, so outcomes may change with num_envs and timing (row_independent;"
+                " TorchPolicy's batch_invariant=True)."
+            )
+        self.notes += [note for note in notes if note not in self.notes]
+
+    # Policies.
+
+    def _acting(self, policy: PolicyLike, space: gymnasium.Space[Any]) -> Policy:
+        """The policy for an action space; one that has a name is loaded once, one at a time."""
+        if not isinstance(policy, str):
+            return as_policy(policy)
+        if (known := self._loaded.get(policy)) is None or known[0] != space:
+            loaded = load_policy(policy, space, chunk=self._options.chunk)
+            self._loaded = {policy: (space, loaded)}
+        return self._loaded[policy][1]
+
+    def _space(self) -> gymnasium.Space[Any] | None:
+        """The action space, if it is known without building an env."""
+        spec = self.groups[0].specs[0]
+        description = registry.load(spec.suite).describe(spec)
+        return None if description is None else description.action_space
+
+    def _looks(self, policy: PolicyLike) -> bool:
+        """Whether a policy may look at frames."""
+        if isinstance(policy, str):
+            if checkpoint_path(policy) is not None or (space := self._space()) is None:
+                return True
+            policy = self._acting(policy, space)
+        return bool(getattr(policy, "needs_frames", True))
+
+    def _fingerprint(self, policy: PolicyLike) -> Any:
+        """What tells a policy from others; checkpoints by their bytes, without loading them."""
+        if not isinstance(policy, str):
+            return policy_fingerprint(as_policy(policy))
+        about: dict[str, Any] = {"name": policy, "source": source_digest(policy)}
+        if (path := checkpoint_path(policy)) is not None:
+            about["checkpoint"] = files_digest(path)
+        elif (space := self._space()) is not None:
+            about["policy"] = policy_fingerprint(self._acting(policy, space))
+        return about
+
+    # The folder.
+
+    @contextmanager
+    def _journal(self, policies: Mapping[str, PolicyLike]) -> Iterator[Journal | None]:
+        for label, policy in policies.items():
+            self._policies[label] = plain(self._fingerprint(policy))
+        if self._folder is None:
+            self.finished.clear()  # nothing but a journal says what is still true
+            self._wall = dict.fromkeys(_TIMES, 0.0)
+            self.notes.clear()
+            yield None
+            return
+        fresh = self._options.fresh and not self._opened
+        journal = Journal(self._folder, self._run_file(), fresh=fresh)
+        try:
+            for name in ("videos", "trajectories"):
+                for part in stale_parts(self._folder / name):
+                    part.unlink(missing_ok=True)
+            self.finished = dict(journal.finished)
+            if not self._opened:
+                self._go_on_from(self._folder)
+            self._opened = True
+            yield journal
+        finally:
+            journal.close()
+
+    def _go_on_from(self, folder: Path) -> None:
+        """Add to what earlier runs of this folder took and noted."""
+        if (folder / "results.json").exists():
+            before = Results.read(folder)
+            for name in _TIMES:
+                self._wall[name] += before.wall.get(name, 0.0)
+            self.notes += [note for note in before.notes if note not in self.notes]
+
+    def _run_file(self) -> dict[str, Any]:
+        agreed = protocol(self.groups, self._options)
+        agreed["policies"] = dict(self._policies)
+        return {
+            "protocol": agreed,
+            "options": self._options.as_dict(),
+            "planned": planned_ranges(self.groups, self._options),
+        }

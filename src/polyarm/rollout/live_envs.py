@@ -1,0 +1,146 @@
+"""The vector envs of an evaluation: built for all its policies, kept alive between them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyarm import registry
+from polyarm.contracts import EpisodeKey
+from polyarm.errors import InvalidCall
+from polyarm.recording.encoder import require_video_extra
+from polyarm.recording.options import VideoOptions
+from polyarm.rollout.options import EvalOptions
+from polyarm.rollout.plan import Group
+from polyarm.vector import host
+from polyarm.vector.env import VectorEnv
+from polyarm.vector.make import make_vec
+
+_NO_LIMIT = 1_000_000
+"""Restarts are limited per episode, by the runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What the policies of a run need of a group's env.
+
+    Attributes:
+        frames: Whether one of them looks at frames.
+        missing: The most episodes that one of them has to play.
+    """
+
+    frames: bool
+    missing: int
+
+
+class LiveEnvs:
+    """One vector env per group of tasks.
+
+    Args:
+        options: Of the evaluation.
+        folder: Where videos go, if there are any.
+        observed_slots: Slots that are recorded; None for all.
+    """
+
+    def __init__(
+        self, options: EvalOptions, folder: Path | None, observed_slots: Sequence[int] | None
+    ) -> None:
+        self._options = options
+        self._folder = folder
+        self._observed_slots = observed_slots
+        self._envs: dict[Group, VectorEnv] = {}
+        for name in options.suite_settings():
+            if name in inspect.signature(make_vec).parameters:
+                raise InvalidCall(f"{name!r} is an option of the evaluation, not of a suite")
+
+    @property
+    def records(self) -> bool:
+        """Whether envs have observers."""
+        return self._options.recorded != "none"
+
+    def check_recording(self, group: Group) -> None:
+        """Refuse to record what cannot be recorded.
+
+        Raises:
+            InvalidCall: There is no camera, or an option is wrong.
+            MissingExtra: What encodes videos is not installed.
+        """
+        if self.records:
+            require_video_extra()
+            try:
+                VideoOptions(**self._video_options(group))
+            except ValueError as error:
+                raise InvalidCall(str(error)) from error
+
+    def get(self, group: Group, need: Need, missing: Sequence[EpisodeKey]) -> VectorEnv:
+        """The group's env; made anew if there is none that serves.
+
+        Args:
+            group: The tasks.
+            need: What all policies of this run need of it.
+            missing: What the first of them has to play: these tasks are dealt to the slots.
+        """
+        wanted = min(self._options.num_envs or max(4, 2 * host.cores()), need.missing)
+        if (env := self._envs.get(group)) is not None and not env.closed:
+            if env.num_envs >= wanted and (env.delivers_frames or not need.frames):
+                return env
+            env.close()
+        options = self._options
+        needed = {key.name for key in missing}
+        pairs = zip(group.tasks, group.specs, strict=True)
+        self._envs[group] = env = make_vec(
+            [task for task, spec in pairs if spec.name in needed],
+            num_envs=wanted,
+            num_workers=options.num_workers,
+            cameras=group.specs[0].cameras or (self._cameras(group) if self.records else ()),
+            image_size=options.image_size,
+            frames="last" if need.frames and options.cameras else "none",
+            autoreset="disabled",
+            display=options.display,
+            max_restarts=_NO_LIMIT,
+            **self._observer(group),
+            **options.suite_settings(),
+        )
+        return env
+
+    def close(self, group: Group | None = None) -> None:
+        """Close the env of a group, or of all."""
+        for each in [*self._envs] if group is None else [group]:
+            if (env := self._envs.pop(each, None)) is not None:
+                env.close()
+
+    def _observer(self, group: Group) -> dict[str, Any]:
+        if not self.records:
+            return {}
+        return {
+            "observed_slots": self._observed_slots,
+            "observer": "polyarm.recording.video:video_recorder",
+            "observer_options": self._video_options(group),
+        }
+
+    def _video_options(self, group: Group) -> dict[str, Any]:
+        options, spec = self._options, group.specs[0]
+        description = registry.load(spec.suite).describe(spec)
+        metadata = description.metadata if description is not None else {}
+        return {
+            "folder": str((self._folder or Path()).absolute() / "videos"),
+            "cameras": self._cameras(group),
+            "record": options.recorded,
+            "fps": options.fps,
+            "env_fps": float(metadata.get("render_fps", 0) or 0),
+            "stride": options.video_stride,
+            "realtime": options.realtime,
+            "layout": options.video_layout,
+        }
+
+    def _cameras(self, group: Group) -> tuple[str, ...]:
+        """What is filmed: what the policy sees, or the suite's own choice."""
+        suite = group.specs[0].suite
+        default: tuple[str, ...] = getattr(registry.load(suite), "default_cameras", ())
+        cameras = self._options.cameras or default
+        if not cameras:
+            raise InvalidCall(f"recording needs a camera; name one, {suite} has no default")
+        return cameras
