@@ -16,7 +16,6 @@ from polyarm.errors import ForkServerDied
 from polyarm.rollout.evaluate import evaluate
 from polyarm.rollout.evaluator import Evaluator, Progress
 from polyarm.rollout.options import EvalOptions
-from polyarm.vector.make import make_vec
 
 sys.path.append(str(Path(__file__).parent))
 import evaluation_faults as faults
@@ -76,13 +75,12 @@ def test_a_dead_fork_server_ends_the_run_and_the_same_call_goes_on(tmp_path, pla
     ],
 )
 def test_an_episode_that_always_fails_is_an_error_and_the_others_are_unaffected(
-    tmp_path, plan, monkeypatch, fault, kind, phase, message
+    tmp_path, plan, fault, kind, phase, message
 ):
-    for name in ("step_timeout_s", "reset_timeout_s"):
-        monkeypatch.setitem(make_vec.__kwdefaults__, name, 0.5)
     faults.plan(plan, env={"2": fault})
     out = tmp_path / "out"
-    results = evaluate(faults.Gambler(), faults.GAMBLE, episodes=6, num_envs=2, out=out)
+    limits = {"step_timeout": "0.5s", "reset_timeout": "0.5s"}
+    results = evaluate(faults.Gambler(), faults.GAMBLE, episodes=6, num_envs=2, out=out, **limits)
     (bad,) = [each for each in results.episodes if each.outcome == "error"]
     assert (bad.key.index, bad.attempts, results.errors, results.missing) == (2, 3, 1, 0)
     expected = faults.undisturbed(faults.GAMBLE, 6)

@@ -168,6 +168,10 @@ def _module(name: str) -> ModuleType:
         raise MissingExtra(
             f"the policy's module {name!r} needs {missing!r}, which is not installed"
         ) from error
+    except Exception as error:
+        raise PolicyError(
+            f"importing the policy's module {name!r} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def _attribute(module: ModuleType, name: str) -> Any:

@@ -13,7 +13,7 @@ from polyarm.contracts import EpisodeKey
 from polyarm.errors import InvalidCall
 from polyarm.recording.encoder import require_video_extra
 from polyarm.recording.options import VideoOptions
-from polyarm.rollout.options import EvalOptions
+from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
@@ -101,6 +101,8 @@ class LiveEnvs:
             autoreset="disabled",
             display=options.display,
             max_restarts=_NO_LIMIT,
+            step_timeout_s=seconds(options.step_timeout) or _NO_LIMIT,
+            reset_timeout_s=seconds(options.reset_timeout) or _NO_LIMIT,
             **self._observer(group),
             **options.suite_settings(),
         )

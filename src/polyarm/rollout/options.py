@@ -38,6 +38,8 @@ class EvalOptions:
         max_batch: Rows per decision at most.
         max_wait_ms: How long a ready env waits for others to join its batch.
         policy_timeout: How long one decision may take, such as 10m.
+        step_timeout: How long one env step may take before its worker is replaced.
+        reset_timeout: The same for a reset.
         cameras: Cameras whose frames the policy sees, and which are recorded.
         image_size: Height and width of each frame in pixels.
         display: How frames are rendered: auto, egl, osmesa or none.
@@ -73,6 +75,8 @@ class EvalOptions:
     max_batch: int | None = None
     max_wait_ms: float = 50.0
     policy_timeout: str = "10m"
+    step_timeout: str = "1m"
+    reset_timeout: str = "2m"
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
     display: str = "auto"
@@ -111,7 +115,8 @@ class EvalOptions:
         for size in self.image_size:
             _require("image_size", size, 1)
         seconds(self.stop_after)
-        seconds(self.policy_timeout)
+        for name in ("policy_timeout", "step_timeout", "reset_timeout"):
+            seconds(getattr(self, name))
         self.suite_settings()
 
     @property

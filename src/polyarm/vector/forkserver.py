@@ -89,7 +89,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         try:
             while not self._closing:
-                flushed = self._trainer.flush() and self._nursery.flush()
+                flushed = self._flush()
                 self._watcher.run_once(self._timeout() if flushed else 0.01)
                 self._nursery.check_deadlines(time.monotonic())
                 self._check_memory()
@@ -101,6 +101,20 @@ class ForkServer:
 
     def _close(self) -> None:
         self._closing = True
+
+    def _tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send a message to the trainer; one that has closed its end wants nothing more."""
+        try:
+            self._trainer.send(message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            self._close()
+
+    def _flush(self) -> bool:
+        try:
+            return self._trainer.flush() and self._nursery.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            self._close()
+            return True
 
     def _timeout(self) -> float | None:
         deadlines = [handle.deadline for handle in self._nursery]
@@ -194,13 +208,13 @@ class ForkServer:
             "pid": pid,
         }
         if pid in self._reaped_early:
-            self._trainer.send(message)
+            self._tell(message)
             self._ended(child, self._reaped_early.pop(pid))
             return
-        self._trainer.send(message, (os.pidfd_open(pid),))
+        self._tell(message, (os.pidfd_open(pid),))
 
     def _failed(self, start: Start, reason: Message) -> None:
-        self._trainer.send(
+        self._tell(
             {
                 "event": "failed",
                 "worker": start.worker,
@@ -219,7 +233,7 @@ class ForkServer:
 
     def _threads_found(self, start: Start, threads: int) -> None:
         """The zygote cannot fork safely; the trainer will ask for a fresh interpreter."""
-        self._trainer.send(
+        self._tell(
             {
                 "event": "threads",
                 "worker": start.worker,
@@ -262,7 +276,7 @@ class ForkServer:
         self._last_words[child.start.worker] = (child.start.generation, words)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
-        self._trainer.send(
+        self._tell(
             {
                 "event": "ended",
                 "worker": child.start.worker,
@@ -303,7 +317,7 @@ class ForkServer:
         for child in self._children.values():
             if (child.start.worker, child.start.generation) == (worker, generation):
                 text = child.capture.text()
-        self._trainer.send({"event": "tail", "worker": worker, "stderr": text})
+        self._tell({"event": "tail", "worker": worker, "stderr": text})
 
     def _kill_everything(self) -> None:
         """Kill all descendants, adopt what they leave, and kill that too."""

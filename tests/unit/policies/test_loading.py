@@ -197,10 +197,11 @@ def test_what_a_module_lacks_is_named(project):
         load("mypolicies_of_others:make")
 
 
-def test_an_error_inside_a_module_is_shown_as_it_is(project):
+def test_an_error_inside_a_module_is_told_with_its_cause(project):
     (project / "mypolicies_that_fail.py").write_text("1 / 0\n")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(PolicyError, match="raised ZeroDivisionError") as caught:
         load("mypolicies_that_fail:make")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_modules_of_torch_become_policies(project):
