@@ -49,8 +49,23 @@ def run(options: ReportOptions, load: Callable[[Path], Results]) -> int:
 
 
 def show(results: Results, out: Console) -> None:
-    """Print the tasks' success rates and, below them, the whole run's."""
-    table = console.table("task", "success", "95% interval", "episodes", "errors", "steps")
+    """Print every policy's success rates, by task and as a whole; policies are never pooled."""
+    by_policy = results.by_policy()
+    for policy, part in by_policy.items():
+        _print_rates(part, out, title=policy if len(by_policy) > 1 else None)
+    for note in results.notes:
+        out.print(f"note: {escape(note)}")
+    if results.missing:
+        out.print(f"incomplete: {results.missing:,} of {results.planned:,} episodes are missing")
+    if results.errors:
+        first = next(one for one in results.episodes if one.outcome == "error")
+        out.print(f"errors: {results.errors:,} episodes are in no rate; the report says why")
+        out.print(f"  {first.key}: {first.error.get('message', '')}", markup=False)
+
+
+def _print_rates(results: Results, out: Console, *, title: str | None) -> None:
+    headings = ("task", "success", "95% interval", "episodes", "errors", "steps")
+    table = console.table(*headings, title=None if title is None else escape(title))
     for column in table.columns[1:]:
         column.justify = "right"
     for task in results.tasks:
@@ -60,10 +75,6 @@ def show(results: Results, out: Console) -> None:
         table.add_row("mean of tasks", *_rate(results.macro)[:2], "", "", "", style="dim")
         table.add_row("all", *_rate(results.micro), _errors(results.errors), "", style="bold")
     out.print(table)
-    if results.missing:
-        out.print(f"incomplete: {results.missing:,} of {results.planned:,} episodes are missing")
-    if results.errors:
-        out.print(f"errors: {results.errors:,} episodes are in no rate; the report says why")
 
 
 def _rate(rate: Rate) -> tuple[str, str, str]:

@@ -223,7 +223,8 @@ class Evaluator:
 
     def _need(self, group: Group, policies: Mapping[str, PolicyLike]) -> Need:
         missing = max(len(self._missing(label, group)) for label in policies)
-        return Need(any(self._looks(policy) for policy in policies.values()), missing)
+        seen = bool(self._options.cameras)
+        return Need(seen and any(self._looks(policy) for policy in policies.values()), missing)
 
     def _missing(self, label: str, group: Group) -> list[EpisodeKey]:
         retried = ("error",) if self._options.retry_errors else ()

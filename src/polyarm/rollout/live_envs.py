@@ -28,7 +28,7 @@ class Need:
     """What the policies of a run need of a group's env.
 
     Attributes:
-        frames: Whether one of them looks at frames.
+        frames: Whether there are frames that one of them looks at.
         missing: The most episodes that one of them has to play.
     """
 
@@ -97,7 +97,7 @@ class LiveEnvs:
             num_workers=options.num_workers,
             cameras=group.specs[0].cameras or (self._cameras(group) if self.records else ()),
             image_size=options.image_size,
-            frames="last" if need.frames and options.cameras else "none",
+            frames="last" if need.frames else "none",
             autoreset="disabled",
             display=options.display,
             max_restarts=_NO_LIMIT,
