@@ -26,13 +26,22 @@ def test_the_suite_shown_in_contributing_passes_its_own_test(tmp_path, monkeypat
             monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/evaluation.md"])
 def test_every_example_is_valid_python(document):
     for block in code_blocks(document):
         compile(block, document, "exec")
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/evaluation.md",
+        "docs/vector.md",
+    ],
+)
 def test_every_link_to_a_file_leads_somewhere(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):

@@ -36,7 +36,7 @@ class History:
         self._policy = policy
         self._length = n_obs_steps
         self._seen: dict[EpisodeKey, deque[Any]] = {}
-        self.row_independent: bool = getattr(policy, "row_independent", True)
+        self.row_independent: bool = getattr(policy, "row_independent", False)
         self.needs_frames: bool = getattr(policy, "needs_frames", True)
 
     @property

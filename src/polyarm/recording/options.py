@@ -29,10 +29,15 @@ class Record:
     kind: RecordKind
     count: int = 0
 
-    def starts(self, key: EpisodeKey) -> bool:
-        """Whether to record this episode, as far as its key tells."""
+    def starts(self, key: EpisodeKey, start: int = 0) -> bool:
+        """Whether to record this episode, as far as its key tells.
+
+        Args:
+            key: The episode.
+            start: Index in its stream of the first episode that is played at all.
+        """
         if self.kind == "first":
-            return key.index % STREAM < self.count and key.repeat == 0
+            return start <= key.index % STREAM < start + self.count and key.repeat == 0
         return self.kind != "none"
 
     def keeps(self, *, success: bool) -> bool:
@@ -77,6 +82,8 @@ class VideoOptions:
             instead of ``fps``, if ``env_fps`` is known.
         layout: ``side``: all cameras in one file; ``separate``: a file for each.
         caption: Whether task, step and outcome are written below the picture.
+        start: Index, in its stream, of the first episode that is played; ``first:N`` counts from
+            there.
     """
 
     folder: str
@@ -88,6 +95,7 @@ class VideoOptions:
     realtime: bool = False
     layout: Layout = "side"
     caption: bool = True
+    start: int = 0
 
     def __post_init__(self) -> None:
         if parse_record(self.record).kind != "none" and not self.cameras:

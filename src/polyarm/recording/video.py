@@ -87,7 +87,7 @@ class VideoRecorder:
     def begin(self, episode: ObservedEpisode) -> None:
         """Get ready for an episode; one that has not ended is discarded."""
         self._discard()
-        if self._record.starts(episode.key):
+        if self._record.starts(episode.key, self._options.start):
             self._episode = episode
 
     def wants_frames(self, step: int) -> bool:

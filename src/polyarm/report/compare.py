@@ -212,7 +212,7 @@ def _warnings(
         if count:
             yield f"{_episodes(count)} left out because only {who} has run {_them(count)}."
     # That the policies differ is what is being compared.
-    others = [path for path, _, _ in changed if "policy" not in path.split(".")]
+    others = [path for path, _, _ in changed if not {"policy", "policies"} & {*path.split(".")}]
     if others:
         names = ", ".join(others[:_SHOWN])
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
@@ -196,9 +196,16 @@ def _warnings(results: Results, score: PublishedScore) -> Iterable[str]:
         yield f"The run is not complete: {results.missing:,} episodes are missing."
 
 
+def _asked_horizon(results: Results) -> int | None:
+    """The horizon in the protocol, if all suites of the run agree on one."""
+    suites = results.provenance.get("suites", {})
+    found = {suite.get("max_steps") for suite in suites.values() if isinstance(suite, Mapping)}
+    return found.pop() if len(found) == 1 else None
+
+
 def _horizon(results: Results, score: PublishedScore) -> Iterable[str]:
     longest = max(episode.steps for episode in results.episodes)
-    asked = results.options.get("max_steps")
+    asked = _asked_horizon(results)
     if score.max_steps is None:
         yield "The source does not give its horizon."
     elif isinstance(asked, int) and asked != score.max_steps:

@@ -53,6 +53,8 @@ def evaluate(
     listed = [tasks] if isinstance(tasks, str) or callable(tasks) else list(tasks)
     if isinstance(settings := options.get("suite_options"), Mapping):
         options["suite_options"] = tuple(f"{name}={value}" for name, value in settings.items())
+    # Said in the results, like everything else that was asked for.
+    options |= {"policy": _name(policy), "task": ",".join(_name(task) for task in listed)}
     given = EvalOptions(episodes=episodes, num_envs=num_envs, **options)
     folder = None if out is None else Path(out)
     if keep_envs and folder is not None:
@@ -76,6 +78,12 @@ def evaluate(
 
             report_to(given.report_to, results, run_name=folder.name, folder=folder)
     return results
+
+
+def _name(thing: Any) -> str:
+    if isinstance(thing, str):
+        return thing
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
 def close_kept_envs() -> None:

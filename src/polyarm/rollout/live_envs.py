@@ -136,6 +136,7 @@ class LiveEnvs:
             "stride": options.video_stride,
             "realtime": options.realtime,
             "layout": options.video_layout,
+            "start": options.start,
         }
 
     def _cameras(self, group: Group) -> tuple[str, ...]:

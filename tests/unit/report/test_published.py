@@ -49,7 +49,8 @@ def test_a_run_that_falls_short_is_told_by_how_much(results):
 def test_every_difference_of_protocol_is_told(episode):
     one = episode("metaworld/reach-v3", steps=300)
     two = episode("metaworld/reach-v3", 1, outcome="error")
-    run = Results((one, two), planned=3, options={"max_steps": 400})
+    provenance = {"suites": {"metaworld": {"max_steps": 400}}}
+    run = Results((one, two), planned=3, provenance=provenance)
     text = " ".join(judge_published(run, "openvla/libero_spatial").warnings)
     for words in (
         "1 of 1 tasks do not look like libero_spatial (such as metaworld/reach-v3)",
