@@ -33,7 +33,7 @@ from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.slot import SlotSettings
-from polyarm.vector.switching import Switches
+from polyarm.vector.switching import BatchFit, Switches
 from polyarm.vector.worker import SlotPlan
 
 Slots = NDArray[np.intp]
@@ -140,8 +140,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
         first = descriptions[0]
         self.single_action_space = first["action_space"]
-        layout = self._settings.layout(first["observation_space"], first["action_space"])
-        self._digest = layout.digest()
+        self._fits = BatchFit(self._settings, first["observation_space"], first["action_space"])
         for slot, other in enumerate(descriptions):
             if not self._fits(other["observation_space"], other["action_space"]):
                 raise BuildError(
@@ -454,11 +453,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._switches.run({slot: before[slot] for slot in problems})
             slot, problem = next(iter(problems.items()))
             raise BuildError(f"could not switch slot {slot} to {task}: {problem}")
-
-    def _fits(self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> bool:
-        """Whether an env with these spaces can share the batch."""
-        digest = self._settings.layout(observation, action).digest()
-        return digest == self._digest and action == self.single_action_space
 
     # Looking at the block.
 

@@ -10,9 +10,33 @@ import gymnasium
 from polyarm.errors import SlotError
 from polyarm.vector.commands import Commands
 from polyarm.vector.engine import Engine
+from polyarm.vector.slot import SlotSettings
 from polyarm.vector.worker import SlotPlan
 
-Fits = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], bool]
+
+class BatchFit:
+    """Whether envs can share a batch.
+
+    Args:
+        settings: What all slots share.
+        observation: Observation space of the first env.
+        action: Its action space.
+    """
+
+    def __init__(
+        self,
+        settings: SlotSettings,
+        observation: gymnasium.Space[Any],
+        action: gymnasium.Space[Any],
+    ) -> None:
+        self._settings = settings
+        self._action = action
+        self._digest = settings.layout(observation, action).digest()
+
+    def __call__(self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> bool:
+        """Whether an env with these spaces fits."""
+        digest = self._settings.layout(observation, action).digest()
+        return digest == self._digest and action == self._action
 
 
 class Switches:
@@ -26,7 +50,7 @@ class Switches:
     """
 
     def __init__(
-        self, engine: Engine, commands: Commands, plans: list[SlotPlan], fits: Fits
+        self, engine: Engine, commands: Commands, plans: list[SlotPlan], fits: BatchFit
     ) -> None:
         self._engine = engine
         self._commands = commands
