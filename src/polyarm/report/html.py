@@ -131,6 +131,7 @@ def _context(results: Results, title: str) -> dict[str, Any]:
         "title": title,
         "results": results,
         "finished": _finished(results.episodes),
+        "filmed": any(one.videos for one in results.episodes),
         "views": [_view(name, part) for name, part in policies.items()],
         "curve": curve(policies) if len(policies) > 1 else None,
         "wall_time": time_split(spent, total),

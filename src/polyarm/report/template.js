@@ -50,8 +50,9 @@
     });
     for (const place of order) {
       const one = episodes[place];
-      const name = `${title(one)}: ${OUTCOMES[one[OUTCOME]]}, ${one[STEPS]} steps`;
-      const cell = make("button", { type: "button", className: `cell ${OUTCOMES[one[OUTCOME]]}`, tabIndex: -1, title: name });
+      const filmed = one[VIDEOS].length > 0;
+      const name = `${title(one)}: ${OUTCOMES[one[OUTCOME]]}, ${one[STEPS]} steps${filmed ? ", with video" : ""}`;
+      const cell = make("button", { type: "button", className: `cell ${OUTCOMES[one[OUTCOME]]}${filmed ? " filmed" : ""}`, tabIndex: -1, title: name });
       cell.setAttribute("aria-label", name);
       cell.dataset.open = place;
       cells[place] = cell;
