@@ -47,11 +47,11 @@ class EvalCommand:
     """Options of an evaluation.
 
     Attributes:
-        options: What is evaluated, and how.
+        evaluation: What is evaluated, and how.
         config: A YAML file with any of these options; the command line overrides it.
     """
 
-    options: tyro.conf.OmitArgPrefixes[EvalOptions] = field(default_factory=EvalOptions)
+    evaluation: tyro.conf.OmitArgPrefixes[EvalOptions] = field(default_factory=EvalOptions)
     config: Path | None = None
 
 
@@ -71,7 +71,7 @@ def parse(
             defaults = _from_file(Path(words[place + 1]))
         elif word.startswith("--config="):
             defaults = _from_file(Path(word.partition("=")[2]))
-    return read(defaults, words).options
+    return read(defaults, words).evaluation
 
 
 def run(
