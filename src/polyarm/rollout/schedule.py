@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from polyarm.contracts import EpisodeKey
 
+_PATIENCE = 10
+"""Neighbours that never stop crashing end an episode after so many times its own attempts."""
+
 
 class Schedule:
     """Episodes that wait, run, and are run again.
@@ -78,7 +81,8 @@ class Schedule:
             charged: Whether it is its own fault; a neighbour's crash costs it nothing.
         """
         self._charged[key] += charged
-        if self._charged[key] >= self._max_attempts:
+        enough = self._attempts[key] >= _PATIENCE * self._max_attempts
+        if self._charged[key] >= self._max_attempts or enough:
             return False
         self._running[key.name] -= 1
         self._waiting.setdefault(key.name, deque()).appendleft(key)

@@ -54,6 +54,17 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(capsys):
     assert "report: " in out
 
 
+def test_the_command_that_goes_on_does_not_start_over(capsys, monkeypatch):
+    words = ["eval", "--policy", "zero", "--task", "toy/count-50", "--episodes", "3000", *SMALL]
+    words += ["--stop-after", "0.2s", "--fresh"]
+    monkeypatch.setattr("sys.argv", ["polyarm", *words])
+    code, _, err = polyarm(*words, capsys=capsys)
+    assert code == 3
+    (line,) = [line for line in err.splitlines() if "go on where" in line]
+    assert "--stop-after 0.2s" in line
+    assert "--fresh" not in line
+
+
 def test_a_file_and_flags_fill_the_same_options(tmp_path, capsys):
     (tmp_path / "run.yaml").write_text(
         "policy: zero\ntask: toy/count-3\nepisodes: 2\nnum-envs: 2\nnum_workers: 1\n"

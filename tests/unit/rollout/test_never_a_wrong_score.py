@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import polyarm
-from polyarm import EvalOptions, Evaluator, InvalidCall, PolicyError, PolicyOutput, RunConflict
+from polyarm import (
+    EvalOptions,
+    Evaluator,
+    InvalidCall,
+    PolicyError,
+    PolicyOutput,
+    RunConflict,
+    registry,
+)
 from polyarm.contracts import EpisodeKey
 from polyarm.policies import History, TorchPolicy
 from polyarm.rollout.runner import RunnerOptions
@@ -175,22 +183,41 @@ def test_envs_serve_every_policy_of_a_run(tmp_path):
         assert max(policy.batch_sizes) > 1  # although the first had one episode left
 
 
-def test_a_neighbour_that_cannot_be_built_costs_a_task_nothing(play, tmp_path):
-    class Mortal(CountingEnv):
-        """Dies, with its worker, when it is asked for episode 13."""
+DEADLY = """
+import os, signal
+from pathlib import Path
+from polyarm.testing import ToySuite
 
-        def reset(self, *, seed=None, options=None):
-            if seed == 13:
-                import os
-                import signal
+class DeadlySuite(ToySuite):
+    '''Envs of count-10 raise in their first step, and take their process along when built again.'''
+    name = "deadly"
+    fork = "imports"
 
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().reset(seed=seed, options=options)
+    def make(self, spec):
+        flag = Path(__file__).with_name("flag")
+        if spec.task == "count-10" and flag.exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        env = super().make(spec)
+        if spec.task == "count-10":
+            def step(action):
+                flag.touch()
+                raise RuntimeError("broken")
+            env.step = step
+        return env
+"""
 
-    keys = [EpisodeKey("callable", Mortal.__qualname__, index) for index in (1, 13, 2, 3)]
-    episodes = play(CountingPolicy(), keys, tasks=[Mortal], num_envs=2, num_workers=1)
-    outcomes = {key.index: episode.result.outcome for key, episode in episodes.items()}
-    assert outcomes == {1: "success", 2: "success", 3: "success", 13: "error"}
+
+def test_a_neighbour_that_cannot_be_built_costs_a_task_nothing(play, tmp_path, monkeypatch):
+    (tmp_path / "deadly_suite.py").write_text(DEADLY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(registry._UNLISTED, "deadly", "deadly_suite:DeadlySuite")
+    healthy = [EpisodeKey("deadly", "count-50", index) for index in range(3)]
+    deadly = EpisodeKey("deadly", "count-10", 0)
+    tasks = ["deadly/count-50", "deadly/count-10"]
+    episodes = play(CountingPolicy(), [*healthy, deadly], tasks=tasks, num_envs=2, num_workers=1)
+    outcomes = {key: episode.result.outcome for key, episode in episodes.items()}
+    assert outcomes == {**dict.fromkeys(healthy, "success"), deadly: "error"}
+    assert max(episodes[key].attempt for key in healthy) > 1  # it was hit
 
 
 def test_the_protocol_tells_gymnasium_options_and_edited_envs_apart(tmp_path):

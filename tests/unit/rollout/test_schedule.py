@@ -50,6 +50,13 @@ def test_a_neighbours_fault_is_not_charged():
     assert schedule.attempts(schedule.next("toy/a")) == 11
 
 
+def test_a_neighbour_that_never_stops_crashing_ends_an_episode_all_the_same():
+    schedule = Schedule(keys("a", 1), max_attempts=2)
+    for _ in range(19):
+        assert schedule.failed(schedule.next("toy/a"), charged=False)
+    assert not schedule.failed(schedule.next("toy/a"), charged=False)
+
+
 def test_an_endless_source_is_drawn_from_as_needed():
     drawn = itertools.count()
     schedule = Schedule(
