@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -158,3 +159,21 @@ def kill(leaked: Found) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def small_disk() -> Callable[[Path, str], contextlib.AbstractContextManager[Path]]:
+    """Mounts a disk that is soon full, of a size such as ``"100k"``, as a new folder."""
+
+    @contextlib.contextmanager
+    def mounted(folder: Path, size: str) -> Iterator[Path]:
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "polyarm-test", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a small tmpfs needs root (CAP_SYS_ADMIN)")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+
+    return mounted

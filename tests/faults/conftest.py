@@ -16,6 +16,7 @@ import pytest
 
 from polyarm.vector.board import Doing, Phase
 
+sys.path.append(str(Path(__file__).parent))  # for evaluation_faults, which workers import too
 SOURCES = Path(__file__).parents[2] / "src"
 
 
@@ -154,3 +155,13 @@ def run_script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
         if script.poll() is None:
             script.kill()
         script.communicate()
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where an evaluation that misbehaves looks up how to."""
+    from evaluation_faults import PLAN
+
+    path = tmp_path / "plan.json"
+    monkeypatch.setenv(PLAN, str(path))
+    return path

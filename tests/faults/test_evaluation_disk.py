@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import evaluation_faults as faults
 import pytest
 
 from polyarm.errors import StorageError
 from polyarm.rollout.evaluate import evaluate
 
-sys.path.append(str(Path(__file__).parent))
-import evaluation_faults as faults
-
 COUNTING = {"episodes": 30, "num_envs": 3, "image_size": (64, 64), "video_stride": 1}
 
 
-def test_a_full_disk_stops_the_command_which_goes_on_when_there_is_room(tmp_path):
+def test_a_full_disk_stops_the_command_which_goes_on_when_there_is_room(tmp_path, small_disk):
     command = ["--policy", faults.GAMBLER, "--task", faults.GAMBLE, "--episodes", "60"]
     command += ["--num-envs", "2"]
-    with faults.small_disk(tmp_path / "disk", "20k") as disk:
+    with small_disk(tmp_path / "disk", "20k") as disk:
         for _ in range(2):
             code, said = faults.run(disk / "out", *command)
             assert code == 2, said
@@ -36,9 +31,9 @@ def test_a_full_disk_stops_the_command_which_goes_on_when_there_is_room(tmp_path
         assert faults.in_journal(disk / "out") == faults.undisturbed(faults.GAMBLE, 60)
 
 
-def test_a_disk_too_full_for_the_report_is_an_error_of_the_storage(tmp_path):
+def test_a_disk_too_full_for_the_report_is_an_error_of_the_storage(tmp_path, small_disk):
     command = ["--policy", faults.GAMBLER, "--task", faults.GAMBLE, "--episodes", "6"]
-    with faults.small_disk(tmp_path / "disk", "24k") as disk:
+    with small_disk(tmp_path / "disk", "24k") as disk:
         code, said = faults.run(disk / "out", *command)
         assert code == 2, said
         assert "No space left on device" in said
@@ -55,9 +50,9 @@ def test_a_disk_too_full_for_the_report_is_an_error_of_the_storage(tmp_path):
     ("kept", "room"), [({"record": "all"}, "160k"), ({"save_trajectories": True}, "80k")]
 )
 def test_videos_and_trajectories_that_do_not_fit_stop_the_run_until_there_is_room(
-    tmp_path, kept, room
+    tmp_path, small_disk, kept, room
 ):
-    with faults.small_disk(tmp_path / "disk", room) as disk:
+    with small_disk(tmp_path / "disk", room) as disk:
         out = disk / "out"
         with pytest.raises(StorageError, match="No space left on device"):
             evaluate("random", "toy/count-50", **COUNTING, **kept, out=out)

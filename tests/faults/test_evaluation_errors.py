@@ -6,9 +6,8 @@ import json
 import os
 import random
 import signal
-import sys
-from pathlib import Path
 
+import evaluation_faults as faults
 import pytest
 
 from polyarm import registry
@@ -17,15 +16,7 @@ from polyarm.rollout.evaluate import evaluate
 from polyarm.rollout.evaluator import Evaluator, Progress
 from polyarm.rollout.options import EvalOptions
 
-sys.path.append(str(Path(__file__).parent))
-import evaluation_faults as faults
-
-
-@pytest.fixture(autouse=True)
-def plan(tmp_path, monkeypatch) -> Path:
-    path = tmp_path / "plan.json"
-    monkeypatch.setenv(faults.PLAN, str(path))
-    return path
+pytestmark = pytest.mark.usefixtures("plan")
 
 
 @pytest.mark.parametrize("num_workers", [None, 2])

@@ -5,27 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 
+import evaluation_faults as faults
 import pytest
 
 from polyarm.errors import RunConflict
 from polyarm.rollout import runlock
 from polyarm.rollout.evaluate import evaluate
 
-sys.path.append(str(Path(__file__).parent))
-import evaluation_faults as faults
+pytestmark = pytest.mark.usefixtures("plan")
 
 SERIAL = {"num_envs": 2, "num_workers": 0}
-
-
-@pytest.fixture(autouse=True)
-def plan(tmp_path, monkeypatch) -> Path:
-    path = tmp_path / "plan.json"
-    monkeypatch.setenv(faults.PLAN, str(path))
-    return path
 
 
 def gamble(out: Path, episodes: int = 6, **options):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import time
-from pathlib import Path
 
+import evaluation_faults as faults
 import pytest
 
 from polyarm.errors import PolicyError
@@ -15,8 +14,7 @@ from polyarm.rollout.evaluate import evaluate
 from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
 
-sys.path.append(str(Path(__file__).parent))
-import evaluation_faults as faults
+pytestmark = pytest.mark.usefixtures("plan")
 
 FAULTS = [
     ("raise", "FloatingPointError: the gambler is broke"),
@@ -24,13 +22,6 @@ FAULTS = [
     ("shape", "shape"),
     ("hang", "has not answered for 1 s"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def plan(tmp_path, monkeypatch) -> Path:
-    path = tmp_path / "plan.json"
-    monkeypatch.setenv(faults.PLAN, str(path))
-    return path
 
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import evaluation_faults as faults
 import pytest
 
 from polyarm.rollout.evaluate import evaluate
-
-sys.path.append(str(Path(__file__).parent))
-import evaluation_faults as faults
 
 
 class Looker(faults.Gambler):

@@ -6,21 +6,13 @@ import random
 import shlex
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
+import evaluation_faults as faults
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-import evaluation_faults as faults
-
-
-@pytest.fixture(autouse=True)
-def plan(tmp_path, monkeypatch) -> Path:
-    path = tmp_path / "plan.json"
-    monkeypatch.setenv(faults.PLAN, str(path))
-    return path
+pytestmark = pytest.mark.usefixtures("plan")
 
 
 @pytest.fixture(scope="module")

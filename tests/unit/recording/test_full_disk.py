@@ -7,10 +7,10 @@ import errno
 import itertools
 import os
 import resource
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -40,16 +40,9 @@ def recorder_in(folder: Path, **options: object) -> VideoRecorder:
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    mounted = tmp_path / "small"
-    mounted.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "polyarm-test", str(mounted)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root (CAP_SYS_ADMIN)")
-    try:
+def full_disk(tmp_path: Path, small_disk: Any) -> Iterator[Path]:
+    with small_disk(tmp_path / "small", "100k") as mounted:
         yield mounted
-    finally:
-        subprocess.run(["umount", str(mounted)], check=True)
 
 
 def free(folder: Path) -> int:
