@@ -6,7 +6,7 @@ Nothing here imports a simulator, and everything here pickles.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -237,7 +237,7 @@ class Batch:
         """The rows from ``start`` to ``stop`` as a batch of their own."""
         part = slice(start, stop)
         return Batch(
-            _rows(self.obs, part),
+            map_leaves(lambda leaf: leaf[part], self.obs),
             self.keys[part],
             self.instructions[part],
             self.steps[part],
@@ -250,10 +250,18 @@ class Batch:
         return np.stack(rows)
 
 
-def _rows(obs: Any, part: slice) -> Any:
-    if isinstance(obs, Mapping):
-        return {key: _rows(value, part) for key, value in obs.items()}
-    return obs[part]
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to every leaf of an observation: an array, or nested mappings of them."""
+    if isinstance(tree, Mapping):
+        return {key: map_leaves(function, value) for key, value in tree.items()}
+    return function(tree)
+
+
+def stack_leaves(trees: Sequence[Any]) -> Any:
+    """Observations of one structure as one, each leaf with a new first dimension."""
+    if isinstance(trees[0], Mapping):
+        return {key: stack_leaves([tree[key] for tree in trees]) for key in trees[0]}
+    return np.stack(trees)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from rich.table import Column
 
 from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_bench
 from polyarm.cli import console
+from polyarm.cli.exits import INTERRUPTED
 
-_INTERRUPTED = 130
 _LINE_EVERY_S = 0.5
 
 
@@ -31,7 +31,7 @@ def run(options: BenchOptions) -> int:
         errors.print("polyarm: interrupted; the figures cover what ran until then")
     if options.json:
         print(json.dumps(result.to_dict()))
-    return _INTERRUPTED if result.interrupted else 0
+    return INTERRUPTED if result.interrupted else 0
 
 
 def report(result: BenchResult, out: Console) -> None:

@@ -27,6 +27,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from polyarm.cli import console
+from polyarm.cli.exits import FAILED, INTERRUPTED, STOPPED, TOO_MANY_ERRORS
 from polyarm.cli.progress import live_progress
 from polyarm.errors import MissingExtra, StorageError
 from polyarm.rollout.options import EvalOptions, options_from, seconds
@@ -34,10 +35,6 @@ from polyarm.rollout.options import EvalOptions, options_from, seconds
 if TYPE_CHECKING:
     from polyarm.report.results import Results
     from polyarm.rollout.evaluator import Evaluator, PolicyLike
-
-TOO_MANY_ERRORS = 1
-STOPPED = 3
-INTERRUPTED = 130
 
 _CALIBRATION_S = 20.0
 
@@ -111,7 +108,7 @@ def run(
         except StorageError as error:
             said = f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
             errors.print(said, soft_wrap=True)
-            return 2
+            return FAILED
     if results.missing and resumable:
         errors.print(_how_to_go_on(results.missing), soft_wrap=True)
     return _conclude(results, folder, options, caught, errors)

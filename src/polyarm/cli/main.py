@@ -20,14 +20,11 @@ from polyarm.bench.options import BenchOptions
 from polyarm.cli.compare import CompareOptions
 from polyarm.cli.debug import DebugOptions
 from polyarm.cli.evaluate import EvalCommand
+from polyarm.cli.exits import FAILED, INTERRUPTED, NOBODY_READS
 from polyarm.cli.report import ReportOptions
 from polyarm.errors import PolyarmError
 
 T = TypeVar("T")
-
-FAILED = 2
-INTERRUPTED = 130
-NOBODY_READS = 141
 
 _DESCRIPTION = """Hundreds of simulated robot arms at once, headless, behind one block of memory.
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
+from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, map_leaves, stack_leaves
 from polyarm.errors import InvalidCall
 from polyarm.policies.fingerprints import policy_fingerprint
 
@@ -54,14 +55,15 @@ class History:
         """The policy's actions on the stacked observations."""
         stories: list[Any] = []
         for row, key in enumerate(batch.keys):
-            obs = _copied_row(batch.obs, row)
+            # In memory of its own: observations are views that the next step overwrites.
+            obs = map_leaves(partial(_copied, row), batch.obs)
             step = int(batch.steps[row])
             # Appending to a story full of the first observation changes nothing.
             story = self._seen.setdefault(key, deque([(step, obs)] * self._length, self._length))
             if story[-1][0] != step:  # else it is being asked again, in a smaller batch
                 story.append((step, obs))
-            stories.append(_stacked([seen for _, seen in story]))
-        return self._policy.act(replace(batch, obs=_stacked(stories)))
+            stories.append(stack_leaves([seen for _, seen in story]))
+        return self._policy.act(replace(batch, obs=stack_leaves(stories)))
 
     def end(self, episodes: Sequence[EpisodeKey]) -> None:
         """These episodes are over; what was seen of them is dropped."""
@@ -75,14 +77,5 @@ class History:
             self._seen.pop(key, None)
 
 
-def _copied_row(obs: Any, row: int) -> Any:
-    """One row in memory of its own: the observations are views that the next step overwrites."""
-    if isinstance(obs, Mapping):
-        return {key: _copied_row(value, row) for key, value in obs.items()}
-    return np.array(np.asarray(obs[row]))
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    if isinstance(trees[0], Mapping):
-        return {key: _stacked([tree[key] for tree in trees]) for key in trees[0]}
-    return np.stack(trees)
+def _copied(row: int, leaf: Any) -> NDArray[Any]:
+    return np.array(np.asarray(leaf[row]))

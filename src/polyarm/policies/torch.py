@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
+from polyarm.contracts import Batch, EpisodeKey, PolicyOutput, map_leaves
 from polyarm.errors import InvalidCall, MissingExtra, PolicyError
 from polyarm.policies.fingerprints import function_fingerprint
 
@@ -232,11 +232,17 @@ def _tensors(value: Any, device: Any, *, clone: bool) -> Any:
     return value.to(device, copy=clone)
 
 
+def to_host(value: Any) -> Any:
+    """A tensor of any device and type as an array; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    # NumPy has no bfloat16, and float32 holds every value of it.
+    value = value.detach()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
+
+
 def _array(value: Any, what: str, rows: int) -> Array:
-    if hasattr(value, "detach"):
-        value = value.detach()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
-    array = np.array(value)
+    array = np.array(to_host(value))
     if array.ndim == 0 or len(array) != rows:
         raise PolicyError(
             f"the module got {rows} rows, but its {what} have shape {array.shape}; the first"
@@ -258,18 +264,12 @@ def _gathered(batch: Batch, rows: Sequence[int]) -> Batch:
         generators.append(copy.deepcopy(own) if row in used else own)
         used.add(row)
     return Batch(
-        _taken(batch.obs, list(rows)),
+        map_leaves(lambda leaf: leaf[list(rows)], batch.obs),
         tuple(batch.keys[row] for row in rows),
         tuple(batch.instructions[row] for row in rows),
         batch.steps[list(rows)],
         tuple(generators),
     )
-
-
-def _taken(obs: Any, rows: list[int]) -> Any:
-    if isinstance(obs, Mapping):
-        return {key: _taken(value, rows) for key, value in obs.items()}
-    return obs[rows]
 
 
 def _digest(weights: Mapping[str, Any]) -> str:

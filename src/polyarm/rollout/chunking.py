@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import PolicyOutput
 from polyarm.errors import InvalidCall, PolicyError, UnsupportedSpace
+from polyarm.policies.torch import to_host
+from polyarm.vector.actions import discrete_limits
 
 Array = NDArray[Any]
 
@@ -147,12 +149,8 @@ def as_chunks(
 
 
 def _array(value: Any, what: str) -> Array:
-    if hasattr(value, "detach"):
-        # NumPy has no bfloat16, and float32 holds every value of it.
-        value = value.detach()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
     try:
-        array = np.asarray(value)
+        array = np.asarray(to_host(value))
     except ValueError as error:
         raise PolicyError(f"the policy's {what} are not an array: {error}") from error
     if array.dtype == object:
@@ -199,11 +197,7 @@ def _check_values(actions: Array, space: gymnasium.Space[Any]) -> None:
             raise _refusal(actions, ~finite, "is not finite")
     if isinstance(space, spaces.Box):
         return
-    low: Any = 0
-    high: Any = 1
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        low = space.start
-        high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+    low, high = discrete_limits(space)
     outside = (actions < low) | (actions > high)
     if outside.any():
         raise _refusal(actions, outside, f"is outside of {space}")

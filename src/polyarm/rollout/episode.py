@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import EpisodeKey, EpisodeResult, Outcome
+from polyarm.contracts import EpisodeKey, EpisodeResult, Outcome, map_leaves, stack_leaves
 from polyarm.errors import PolicyError, SlotError
 from polyarm.rollout.chunking import ActionQueue
 
@@ -90,7 +90,7 @@ class RunningEpisode:
             owned = {name: np.array(value) for name, value in (extras or {}).items()}
             if self._decisions:
                 self._check_extras(owned, self._decisions[0][2])
-            self._decisions.append((self.steps, _owned(obs), owned))
+            self._decisions.append((self.steps, map_leaves(np.array, obs), owned))
 
     def _check_extras(self, now: Mapping[str, Array], first: Mapping[str, Array]) -> None:
         shapes = {name: value.shape for name, value in now.items()}
@@ -162,25 +162,6 @@ class RunningEpisode:
             "actions": np.concatenate(self._actions),
             "rewards": np.concatenate(self._rewards),
             "decision_steps": np.array(steps, np.int64),
-            "obs": _stacked(observations),
-            "extras": _stacked(extras),
+            "obs": stack_leaves(observations),
+            "extras": stack_leaves(extras),
         }
-
-
-def row_of(obs: Any, row: int) -> Any:
-    """One row of a batch of observations."""
-    if isinstance(obs, Mapping):
-        return {key: row_of(value, row) for key, value in obs.items()}
-    return obs[row]
-
-
-def _owned(obs: Any) -> Any:
-    if isinstance(obs, Mapping):
-        return {key: _owned(value) for key, value in obs.items()}
-    return np.array(obs)
-
-
-def _stacked(rows: Sequence[Any]) -> Any:
-    if isinstance(rows[0], Mapping):
-        return {key: _stacked([row[key] for row in rows]) for key in rows[0]}
-    return np.stack(rows)

@@ -11,7 +11,7 @@ from polyarm.report.html import write_report
 from polyarm.report.results import Results
 from polyarm.rollout.evaluator import Evaluator, PolicyLike
 from polyarm.rollout.options import EvalOptions
-from polyarm.rollout.plan import TaskLike
+from polyarm.vector.make import TaskLike
 
 _KEPT: dict[tuple[tuple[TaskLike, ...], EvalOptions], Evaluator] = {}
 """Envs kept alive for the next call of `evaluate`; one set at a time."""

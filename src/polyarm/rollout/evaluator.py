@@ -31,7 +31,6 @@ from polyarm.rollout.live_envs import LiveEnvs, Need
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import (
     Group,
-    TaskLike,
     condensed,
     group_tasks,
     planned_ranges,
@@ -39,6 +38,7 @@ from polyarm.rollout.plan import (
 )
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
+from polyarm.vector.make import TaskLike
 
 PolicyLike = Policy | str | Callable[..., Any]
 
@@ -102,6 +102,7 @@ class Evaluator:
         self.groups = group_tasks(tasks, options)
         for group in self.groups:
             self._envs.check_recording(group)
+        self._protocol = protocol(self.groups, options)
         self.planned = [key for group in self.groups for key in group.keys(options)]
         self._policies: dict[str, Any] = {}
         self._loaded: dict[str, tuple[gymnasium.Space[Any], Policy]] = {}
@@ -357,10 +358,8 @@ class Evaluator:
             self.notes += [note for note in before.notes if note not in self.notes]
 
     def _run_file(self) -> dict[str, Any]:
-        agreed = protocol(self.groups, self._options)
-        agreed["policies"] = dict(self._policies)
         return {
-            "protocol": agreed,
+            "protocol": {**self._protocol, "policies": dict(self._policies)},
             "options": self._options.as_dict(),
             "planned": planned_ranges(self.groups, self._options),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,7 @@ from polyarm.errors import InvalidCall
 from polyarm.policies.fingerprints import function_fingerprint
 from polyarm.report.encoding import plain
 from polyarm.rollout.options import EvalOptions
-from polyarm.vector.make import describe_display, specify
-
-TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
+from polyarm.vector.make import TaskLike, describe_display, expand_tasks, specify
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +47,7 @@ def group_tasks(tasks: Sequence[TaskLike], options: EvalOptions) -> list[Group]:
         UnknownName: For a suite, task, camera or option that does not exist.
     """
     groups: dict[str, list[tuple[TaskLike, EnvSpec]]] = {}
-    for task in _expanded(tasks):
+    for task in expand_tasks(tasks):
         spec = _spec(task, options)
         alone = not registry.load(spec.suite).episodic
         groups.setdefault(spec.name if alone else spec.suite, []).append((task, spec))
@@ -132,18 +130,6 @@ def _common(described: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in first.items()
         if all(key in other and other[key] == value for other in others)
     }
-
-
-def _expanded(tasks: Sequence[TaskLike]) -> list[TaskLike]:
-    expanded: list[TaskLike] = []
-    for task in tasks:
-        if isinstance(task, str) and "/" in task:
-            expanded += [f"{suite}/{name}" for suite, name in registry.resolve(task)]
-        else:
-            expanded.append(task)
-    if not expanded:
-        raise InvalidCall("no tasks were given")
-    return expanded
 
 
 def _spec(task: TaskLike, options: EvalOptions) -> EnvSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
+import operator
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from polyarm import registry
-from polyarm.contracts import Batch, EpisodeKey, ObservedEpisode, Policy, Task
+from polyarm.contracts import Batch, EpisodeKey, ObservedEpisode, Policy, Task, map_leaves
 from polyarm.errors import SlotError, StorageError
 from polyarm.rollout.decisions import PolicyCaller
-from polyarm.rollout.episode import EpisodeOptions, RunningEpisode, row_of
+from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.schedule import Schedule
 from polyarm.vector.env import Ready, VectorEnv
 
@@ -274,7 +275,7 @@ class Runner:
         for row, slot in enumerate(slots):
             self._episodes[slot].sent_at = now
             if keep:
-                self._episodes[slot].note(row_of(obs, row))
+                self._episodes[slot].note(_row(obs, row))
         self._env.send_expert(self._expert_steps, slots)
 
     def _free(self, slot: int) -> None:
@@ -344,13 +345,17 @@ class Runner:
         chunks: dict[int, list[tuple[int, Any]]] = {}
         for row, (slot, episode) in enumerate(zip(slots, episodes, strict=True)):
             own = {name: values[row] for name, values in extras.items()}
-            sent = episode.decided(actions[row], own, row_of(batch.obs, row))
+            sent = episode.decided(actions[row], own, _row(batch.obs, row))
             episode.took("policy", self._caller.last_s / len(slots))
             episode.sent_at = time.monotonic()
             chunks.setdefault(len(sent), []).append((slot, sent))
             del self._deciding[slot]
         for group in chunks.values():
             self._env.send(np.stack([sent for _, sent in group]), [slot for slot, _ in group])
+
+
+def _row(obs: Any, row: int) -> Any:
+    return map_leaves(operator.itemgetter(row), obs)
 
 
 def _succeeded(info: Mapping[str, Any], place: int) -> bool | None:

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
+from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, stack_leaves
 
 Array = NDArray[Any]
 Decision = dict[str, Array]
@@ -131,7 +131,7 @@ class _Stage:
         steps: Mapping[int, int],
     ) -> list[Decision]:
         """The decisions of one call of ``act``, one per row, checked."""
-        obs = _stacked([self._obs[number][row] for row in rows])
+        obs = stack_leaves([self._obs[number][row] for row in rows])
         batch = Batch(
             copy.deepcopy(obs),
             tuple(self.keys[row] for row in rows),
@@ -213,12 +213,6 @@ def _array(value: Any) -> Array:
         value = value.detach()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
     return np.array(value)
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    if isinstance(trees[0], Mapping):
-        return {key: _stacked([tree[key] for tree in trees]) for key in trees[0]}
-    return np.stack([np.asarray(tree) for tree in trees])
 
 
 def _flat(tree: Any) -> Any:

@@ -110,15 +110,20 @@ class ActionCheck:
                     raise _refusal(array, wrapped, leaf, slots, f"does not fit in {leaf.dtype}")
                 array = cast
             return np.clip(array, space.low, space.high) if self._clip else array
-        low: Any = 0
-        high: Any = 1
-        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            low = space.start
-            high = low + (space.n if isinstance(space, spaces.Discrete) else space.nvec) - 1
+        low, high = discrete_limits(space)
         outside = (array < low) | (array > high)
         if outside.any():
             raise _refusal(array, outside, leaf, slots, f"is outside of {space}")
         return array
+
+
+def discrete_limits(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
+    """The least and the greatest action of a Discrete, MultiDiscrete or MultiBinary space."""
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return 0, 1
 
 
 def _tail(shape: tuple[int, ...]) -> str:

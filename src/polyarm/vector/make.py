@@ -114,7 +114,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             spec = replace(spec, cameras=())  # nobody looks, so nothing is set up to render
         return SlotPlan(slot, registry.locate(spec.suite), spec)
 
-    names = _expand(tasks)
+    names = expand_tasks(tasks)
     plans = [plan(slot, names[slot % len(names)]) for slot in range(num_envs)]
     dealt = [plan.spec for plan in plans]
     suites = [registry.load(plan.location) for plan in plans]
@@ -181,13 +181,18 @@ def _check_choice(option: str, value: str, valid: Sequence[str]) -> None:
         raise UnknownName(option, str(value), valid)
 
 
-def _expand(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
-    """Single tasks, with sets spelled out."""
+def expand_tasks(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
+    """Single tasks, with sets spelled out.
+
+    Raises:
+        UnknownName: There is no such suite, task or set.
+        InvalidCall: There are none.
+    """
     if isinstance(tasks, str) and "/" in tasks:
         return [f"{suite}/{task}" for suite, task in registry.resolve(tasks)]
     if isinstance(tasks, str) or callable(tasks):
         return [tasks]
-    expanded = [one for task in tasks for one in _expand(task)]
+    expanded = [one for task in tasks for one in expand_tasks(task)]
     if not expanded:
         raise InvalidCall("no tasks were given")
     return expanded

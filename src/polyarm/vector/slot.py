@@ -15,6 +15,7 @@ import numpy as np
 
 from polyarm.contracts import EnvSpec
 from polyarm.errors import InvalidCall, InvalidObservation
+from polyarm.vector.action_source import ExpertActions, action_reader
 from polyarm.vector.board import (
     EPISODIC,
     EPOCH_SHIFT,
@@ -29,7 +30,7 @@ from polyarm.vector.board import (
 )
 from polyarm.vector.envcalls import call_env, holder, set_attribute
 from polyarm.vector.infos import InfoWriter, info_segment
-from polyarm.vector.layout import Array, BlockLayout, leaves, nest, without_frames
+from polyarm.vector.layout import Array, BlockLayout, leaves, without_frames
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.observations import ObservationRows
 from polyarm.vector.watching import EpisodeWatch
@@ -212,7 +213,7 @@ class Slot:
         segment = layout.chunk_segment(capacity)
         views = segment.views(self._shared.block.map(offset, segment.nbytes))
         actions = {leaf.path: views[("action", *leaf.path)][slot] for leaf in layout.action}
-        self._read_actions = _action_reader(self.env.action_space, actions)
+        self._read_actions = action_reader(self.env.action_space, actions)
         self._action_rows = actions
         self._reward_rows = [rewards[slot] for rewards in views[("rewards",)]]
         space = self._settings.delivered(self.env.observation_space)
@@ -322,12 +323,12 @@ class Slot:
         if self._layout.every and steps < chunk:
             self._observations.clear(row, max(1, steps), chunk)
 
-    def _expert_actions(self) -> _ExpertActions:
+    def _expert_actions(self) -> ExpertActions:
         expert = holder(self.env, "expert_action")
         if expert is None or len(self._action_rows) != 1:
             raise InvalidCall(f"{type(self.env.unwrapped).__name__} has no expert_action()")
         (actions,) = self._action_rows.values()
-        return _ExpertActions(expert.expert_action, actions)
+        return ExpertActions(expert.expert_action, actions)
 
     def _last_frames(self, *, ended: bool) -> Mapping[str, Array] | None:
         """Frames that the last step of a chunk did not render: it came earlier than expected."""
@@ -409,32 +410,3 @@ class Slot:
 
 def _succeeds(info: Mapping[str, Any]) -> bool:
     return bool(info.get("is_success", False))
-
-
-class _ExpertActions:
-    """The actions of a chunk as its steps come: asked of the expert, and left for the trainer."""
-
-    def __init__(self, expert: Callable[[], Array], rows: Array) -> None:
-        self._expert = expert
-        self._rows = rows
-
-    def __getitem__(self, step: int) -> Any:
-        self._rows[step] = self._expert()
-        return self._rows[step].copy()
-
-
-def _action_reader(
-    space: gymnasium.Space[Any], actions: Mapping[tuple[str, ...], Array]
-) -> Callable[[int], list[Any]]:
-    """A function from a chunk's length to its actions, which the env may keep and change."""
-    if isinstance(space, gymnasium.spaces.Dict):
-
-        def read_nested(chunk: int) -> list[Any]:
-            owned = {path: values[:chunk].copy() for path, values in actions.items()}
-            return [
-                nest(space, {path: own[k] for path, own in owned.items()}) for k in range(chunk)
-            ]
-
-        return read_nested
-    (values,) = actions.values()
-    return lambda chunk: list(values[:chunk].copy())
