@@ -6,10 +6,7 @@ Imported by `MetaWorld.make` alone, because it imports the simulator.
 from __future__ import annotations
 
 import copy
-import operator
-import os
 import pickle
-import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +14,13 @@ from typing import Any
 import gymnasium
 import mujoco
 import numpy as np
-from gymnasium.envs.mujoco import MujocoEnv
+from gymnasium.envs.mujoco import MujocoEnv as GymnasiumMujocoEnv
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.types import Task
 from numpy.typing import NDArray
 
-from polyarm.contracts import STREAM, EnvSpec
-from polyarm.errors import DisplayError, InvalidCall
+from polyarm.contracts import EnvSpec
+from polyarm.errors import InvalidCall
 from polyarm.suites.metaworld import (
     CAMERAS,
     CORNER2_POSITION,
@@ -32,9 +29,8 @@ from polyarm.suites.metaworld import (
     observation_space,
 )
 from polyarm.suites.metaworld_tasks import INSTRUCTIONS
+from polyarm.suites.mujoco_env import MujocoEnv, Observation
 from polyarm.suites.mujoco_renderer import OffscreenRenderer
-
-Observation = dict[str, NDArray[Any]]
 
 # All that Meta-World ever changes in a model; a test compares every field over the 50 tasks.
 _EDITED_FIELDS = ("body_pos", "site_pos")
@@ -43,34 +39,20 @@ _EDITED_FIELDS = ("body_pos", "site_pos")
 _GOAL_FOLLOWS_PHYSICS = ("push-v3", "push-back-v3", "push-wall-v3")
 
 
-class MetaWorldEnv(gymnasium.Env[Any, Any]):
-    """A task as a Gymnasium env; see `MetaWorld` for its options.
-
-    Attributes:
-        frames_enabled: Whether observations carry frames; setting it changes nothing else.
-        frame_seconds: Seconds spent rendering since the env was built.
-        instruction: What a language-conditioned policy is told.
-        max_steps: Horizon in steps.
-    """
+class MetaWorldEnv(MujocoEnv):
+    """A task as a Gymnasium env; see `MetaWorld` for its options."""
 
     metadata = METADATA
-    render_mode = "rgb_array"
+    _default_camera = "corner2"
 
     def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec, INSTRUCTIONS[spec.task], spec.options["max_steps"])
         self.observation_space = observation_space(spec)
         self.action_space = action_space()
-        self.instruction = INSTRUCTIONS[spec.task]
-        self.max_steps: int = spec.options["max_steps"]
-        self.frames_enabled = bool(spec.cameras)
-        self.frame_seconds = 0.0
-        self._spec = spec
         self._sticky_success: bool = spec.options["success"] == "any"
         self._terminate_on_success: bool = spec.options["terminate_on_success"]
         self._sim = _build(spec)
         self._snapshot = _Snapshot(self._sim)
-        self._renderer: OffscreenRenderer | None = None
-        self._buffers: Mapping[str, NDArray[Any]] | None = None
-        self._next_episode = 0
         self._has_succeeded = False
         self._last_obs: NDArray[np.float64] | None = None
         self._expert: Any = None
@@ -86,10 +68,7 @@ class MetaWorldEnv(gymnasium.Env[Any, Any]):
                 after the last one is started.
         """
         super().reset(seed=seed)
-        episode = _episode_index(seed, options)
-        if episode is None:
-            episode = self._next_episode
-        self._next_episode = episode + 1
+        episode = self._begin(seed, options)
         self._has_succeeded = False
         self._expert = None
         self._snapshot.restore(self._sim)
@@ -133,35 +112,6 @@ class MetaWorldEnv(gymnasium.Env[Any, Any]):
         action: NDArray[np.float64] = self._expert.get_action(obs)
         return np.clip(action, -1.0, 1.0).astype(np.float32)
 
-    def terminal_frame(self) -> Observation | None:
-        """The frames the last step would have delivered, or None without cameras."""
-        return self._frames() if self._spec.cameras else None
-
-    def render(self) -> NDArray[np.uint8]:
-        """A frame of the first camera, or of ``corner2``, uint8 (H, W, 3)."""
-        frame = np.empty((*self._spec.image_size, 3), dtype=np.uint8)
-        self._draw(self._spec.cameras[0] if self._spec.cameras else "corner2", frame)
-        return frame
-
-    def bind(self, buffers: Mapping[str, NDArray[Any]] | None) -> None:
-        """Write the next observations into ``buffers`` and return those very arrays.
-
-        Args:
-            buffers: One array per observation key, or None for new arrays each time.
-        """
-        self._buffers = buffers
-
-    def attach_display(self) -> None:
-        """Create the GL context, once, if there are cameras to render."""
-        if self._spec.cameras:
-            self._attached_renderer()
-
-    def close(self) -> None:
-        """Free the GL context."""
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
-
     def _observe(self) -> Observation:
         state = self._array("state", (39,), np.float32)
         state[:] = self._last_obs
@@ -170,41 +120,12 @@ class MetaWorldEnv(gymnasium.Env[Any, Any]):
             observation.update(self._frames())
         return observation
 
-    def _frames(self) -> Observation:
-        frames = {}
-        for camera in self._spec.cameras:
-            key = f"pixels/{camera}"
-            frames[key] = self._array(key, (*self._spec.image_size, 3), np.uint8)
-            self._draw(camera, frames[key])
-        return frames
+    def _make_renderer(self) -> OffscreenRenderer:
+        return OffscreenRenderer(self._sim.model, self._spec.image_size)
 
-    def _array(self, key: str, shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
-        bound = None if self._buffers is None else self._buffers.get(key)
-        return np.empty(shape, dtype) if bound is None else bound
-
-    def _draw(self, camera: str, out: NDArray[np.uint8]) -> None:
-        start = time.perf_counter()
-        renderer = self._attached_renderer()
-        index = CAMERAS.index(camera)
-        renderer.draw(self._sim.data, index, out, half_turn=camera == "corner2")
-        self.frame_seconds += time.perf_counter() - start
-
-    def _attached_renderer(self) -> OffscreenRenderer:
-        if self._renderer is None:
-            if not hasattr(mujoco, "GLContext"):
-                raise self._display_error("this process was started without a display")
-            try:
-                self._renderer = OffscreenRenderer(self._sim.model, self._spec.image_size)
-            except (ImportError, RuntimeError, mujoco.FatalError) as error:
-                raise self._display_error(str(error)) from error
-        return self._renderer
-
-    def _display_error(self, reason: str) -> DisplayError:
-        backend = os.environ.get("MUJOCO_GL", "")
-        return DisplayError(
-            f"{self._spec.name} cannot render with MUJOCO_GL={backend!r}: {reason}. "
-            "Ask for cameras, or for display='egl' or 'osmesa', when the env is made."
-        )
+    def _draw(self, renderer: OffscreenRenderer, camera: str, out: NDArray[np.uint8]) -> None:
+        half_turn = camera == "corner2"
+        renderer.draw(self._sim.data, CAMERAS.index(camera), out, (1, -1) if half_turn else (-1, 1))
 
 
 class _Snapshot:
@@ -269,16 +190,6 @@ def _build(spec: EnvSpec) -> Any:
     return sim
 
 
-def _episode_index(seed: int | None, options: Mapping[str, Any] | None) -> int | None:
-    index = None if options is None else options.get("episode")
-    if index is None:
-        return None if seed is None else seed * STREAM
-    index = operator.index(index)
-    if index < 0:
-        raise InvalidCall(f"episode {index} does not exist: indices start at 0.")
-    return index
-
-
 def _start_episode(sim: Any, episode: int, task: str) -> NDArray[np.float64]:
     """Draw the episode's goal and reset a freshly restored simulator to it.
 
@@ -296,7 +207,7 @@ def _start_episode(sim: Any, episode: int, task: str) -> NDArray[np.float64]:
     sim.reset_model()
     sim.__dict__.pop("_reset_hand", None)
     sim._freeze_rand_vec = True
-    obs: NDArray[np.float64] = MujocoEnv.reset(sim)[0]
+    obs: NDArray[np.float64] = GymnasiumMujocoEnv.reset(sim)[0]
     obs[18:36] = obs[:18]
     sim._prev_obs = obs[:18].copy()
     return obs

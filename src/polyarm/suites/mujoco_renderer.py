@@ -6,6 +6,7 @@ current: under OSMesa, closing one env deletes the textures of its neighbour in 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import mujoco
@@ -14,35 +15,53 @@ from numpy.typing import NDArray
 
 
 class OffscreenRenderer:
-    """One GL context with a model's textures and meshes in it.
+    """Draws a model's scene with textures and meshes that live in a GL context.
+
+    All renderers of a process that are given a ``share`` use one GL context, and those with the
+    same ``share`` one copy of textures and meshes. They are freed with the last renderer.
 
     Args:
         model: The `mujoco.MjModel`; its offscreen buffer is at least as large as the frames.
         image_size: ``(height, width)`` of the frames in pixels.
+        hidden_groups: Groups of geoms that are not drawn.
+        share: Names the model's textures and meshes; None for a GL context of its own.
     """
 
-    def __init__(self, model: Any, image_size: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        image_size: tuple[int, int],
+        *,
+        hidden_groups: Collection[int] = (),
+        share: Hashable | None = None,
+    ) -> None:
         height, width = image_size
         self._model = model
-        self._gl = mujoco.GLContext(width, height)
+        self._share = object() if share is None else share
+        self._screen = self._share if share is None else "shared"
+        self._gl = _CONTEXTS.take(self._screen, lambda: mujoco.GLContext(width, height))
         self._gl.make_current()
-        self._resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
+        self._resources = _RESOURCES.take(self._share, lambda: _upload(model))
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         self._options = mujoco.MjvOption()
+        for group in hidden_groups:
+            self._options.geomgroup[group] = 0
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._viewport = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), dtype=np.uint8)
 
-    def draw(self, data: Any, camera: int, out: NDArray[np.uint8], *, half_turn: bool) -> None:
+    def draw(
+        self, data: Any, camera: int, out: NDArray[np.uint8], steps: tuple[int, int] = (-1, 1)
+    ) -> None:
         """Draw the scene as it is; physics is not touched.
 
         Args:
             data: The `mujoco.MjData` to show.
             camera: Index of the camera in the model.
             out: Receives the frame, uint8 (H, W, 3).
-            half_turn: Turn the frame by 180 degrees.
+            steps: Of rows and columns, from OpenGL's lowest row and leftmost column: ``(-1, 1)``
+                is upright, ``(1, 1)`` is as OpenGL delivers it.
         """
         self._gl.make_current()
         self._camera.fixedcamid = camera
@@ -57,11 +76,41 @@ class OffscreenRenderer:
         )
         mujoco.mjr_render(self._viewport, self._scene, self._resources)
         mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._resources)
-        # OpenGL's first row is the lowest one.
-        out[:] = self._pixels[:, ::-1] if half_turn else self._pixels[::-1]
+        out[:] = self._pixels[:: steps[0], :: steps[1]]
 
     def close(self) -> None:
-        """Free everything; the renderer cannot be used afterwards."""
+        """Free what nobody else uses; the renderer cannot be used afterwards."""
         self._gl.make_current()
-        self._resources.free()
-        self._gl.free()
+        _RESOURCES.give_back(self._share)
+        _CONTEXTS.give_back(self._screen)
+
+
+class _Shared:
+    """Things made once for all who ask, and freed with the last of them."""
+
+    def __init__(self) -> None:
+        self._things: dict[Hashable, Any] = {}
+        self._users: dict[Hashable, int] = {}
+
+    def take(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        if key not in self._things:
+            self._things[key] = make()
+        self._users[key] = self._users.get(key, 0) + 1
+        return self._things[key]
+
+    def give_back(self, key: Hashable) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._things.pop(key).free()
+
+
+_CONTEXTS = _Shared()
+_RESOURCES = _Shared()
+
+
+def _upload(model: Any) -> Any:
+    """A model's textures and meshes in the current GL context."""
+    resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, resources)
+    return resources
