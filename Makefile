@@ -9,6 +9,9 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 RUN_FLAGS ?= --policy expert --task metaworld/mt10 --episodes 10 --record first:3 --out runs/mt10-experts
 SOAK_MINUTES ?= 10
 
+# An archive or a folder; without one, what is found on this machine or a download.
+LIBERO_ASSETS ?= $(wildcard ../shared/libero/libero_assets.tar.xz)
+
 .PHONY: help setup run test check format bench soak clean
 
 help: ## list the commands
@@ -22,7 +25,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
 	scripts/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,torch,video,report,bench,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,bench,dev]'
+	$(BIN)/polyarm setup libero $(if $(LIBERO_ASSETS),--assets '$(LIBERO_ASSETS)')
 	touch $@
 
 run: setup ## evaluate Meta-World's scripted experts on mt10, with videos and a report

@@ -22,6 +22,7 @@ from polyarm.cli.debug import DebugOptions
 from polyarm.cli.evaluate import EvalCommand
 from polyarm.cli.exits import FAILED, INTERRUPTED, NOBODY_READS
 from polyarm.cli.report import ReportOptions
+from polyarm.cli.setup import SetupOptions
 from polyarm.errors import PolyarmError
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ examples:
   polyarm debug --task metaworld/reach-v3      a few episodes, with videos
   polyarm suites                what there is, and what is missing on this machine
   polyarm suites metaworld      the tasks of a suite
+  polyarm setup libero          get what a suite needs beyond its packages
   polyarm bench --task metaworld/reach-v3 --num-envs 8 --cameras corner2
   polyarm bench --help          all options of the benchmark
   polyarm --version
@@ -84,6 +86,20 @@ examples:
   polyarm suites
   polyarm suites metaworld"""
 
+_SETUP = "Get what a suite needs beyond its packages: into our cache, without a question."
+
+_SETUP_EXAMPLES = """
+
+examples:
+  pip install 'polyarm[libero]' && polyarm setup libero
+  polyarm setup libero --assets libero_assets.tar.xz     no download
+  polyarm setup libero --assets ~/LIBERO                 from a checkout
+  polyarm setup libero --check                           is every file intact?
+
+The same command again does only what is missing, and repairs what is damaged. Assets go to
+$POLYARM_CACHE (else ~/.cache/polyarm); HF_ENDPOINT names a mirror of the hub to download from.
+POLYARM_LIBERO_ASSETS names a folder of assets to be used as it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class SuitesOptions:
@@ -103,6 +119,7 @@ _OVERVIEW: Any = (
     | Annotated[DebugOptions, tyro.conf.subcommand("debug", description=_DEBUG)]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench", description=_BENCH)]
     | Annotated[SuitesOptions, tyro.conf.subcommand("suites", description=_SUITES)]
+    | Annotated[SetupOptions, tyro.conf.subcommand("setup", description=_SETUP)]
 )
 
 
@@ -158,6 +175,11 @@ def _run(arguments: Sequence[str]) -> int:
             from polyarm.cli import suites
 
             return suites.run(listing.name)
+        case ["setup", *rest]:
+            wanted = _parse(SetupOptions, "polyarm setup", _SETUP + _SETUP_EXAMPLES, rest)
+            from polyarm.cli import setup
+
+            return setup.run(wanted)
         case _:
             # No subcommand: this prints the overview, or says what is wrong, and leaves.
             _parse(_OVERVIEW, "polyarm", _DESCRIPTION, arguments or ["--help"])

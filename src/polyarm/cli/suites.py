@@ -76,6 +76,10 @@ def _print_tasks(suite: Suite, out: Console) -> None:
         for name, members in sets.items():
             listing.add_row(f"{suite.name}/{name}", str(len(members)))
         out.print(listing)
+    for need in suite.requirements():
+        if need.found is None:
+            text = f"\n[red]{escape(need.name)}: missing[/red]  {escape(need.fix)}"
+            out.print(text, soft_wrap=True)
 
 
 def _task(task: Task) -> tuple[str, str, str]:

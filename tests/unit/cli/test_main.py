@@ -182,6 +182,15 @@ def test_suites_shows_how_to_get_what_is_missing(capsys, monkeypatch):
     assert "pip install 'polyarm[metaworld]'" in out
 
 
+def test_the_tasks_of_a_suite_end_with_what_is_missing(capsys, monkeypatch):
+    suite = registry.load("metaworld")
+    missing = [Requirement("assets", None, "reach.stl is missing: polyarm setup metaworld")]
+    monkeypatch.setattr(type(suite), "requirements", lambda _: missing)
+    suites.run("metaworld")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "assets: missing  reach.stl is missing: polyarm setup metaworld"
+
+
 def test_suites_lists_the_tasks_of_one(capsys):
     code, out, _ = polyarm("suites", "metaworld", capsys=capsys)
     assert code == 0
