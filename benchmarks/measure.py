@@ -77,7 +77,15 @@ def _rounded(value: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for name in ("polyarm", "gymnasium", "stable-baselines3", "metaworld", "mujoco", "numpy"):
+    for name in (
+        "polyarm",
+        "gymnasium",
+        "stable-baselines3",
+        "metaworld",
+        "mujoco",
+        "hf-libero",
+        "numpy",
+    ):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -106,6 +106,19 @@ class Requirement:
     fix: str
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory that one more env takes, roughly.
+
+    Attributes:
+        host: Bytes of main memory.
+        graphics: Bytes for textures and framebuffers: the GPU's if one renders, else main memory.
+    """
+
+    host: int
+    graphics: int = 0
+
+
 class Suite(Protocol):
     """A family of tasks behind one simulator; one file in ``suites/``, one entry point.
 
@@ -117,7 +130,16 @@ class Suite(Protocol):
     fork: ForkMode
     episodic: bool
     """Whether ``reset(options={"episode": index})`` starts exactly that episode; plain Gymnasium
-    envs only know seeds. A suite may also have ``default_cameras``, recorded when none is named."""
+    envs only know seeds.
+
+    A suite may also have:
+
+    - ``default_cameras``: recorded when none is named.
+    - ``defaults(options)``: ``episodes`` and ``image_size`` where the user gives none (*trainer*).
+    - ``footprint(spec)``: a `Footprint`, what one more env takes (*trainer*).
+    - ``setup(assets, progress, force=False)`` and ``check_setup(progress)``: what
+      ``polyarm setup`` does (*trainer*).
+    """
 
     def tasks(self) -> Sequence[Task]:
         """All tasks (*trainer*)."""
@@ -169,6 +191,8 @@ class SuiteEnv(Protocol):
     - ``bind(buffers)``: write the next observations straight into ``buffers`` (key → array) and
       return those very arrays.
     - ``frame_seconds``: seconds spent rendering since the env was built.
+    - ``upright``: steps of rows and columns, ``(-1, 1)`` and the like, that turn a delivered frame
+      into what a person would see; recordings use it.
     """
 
     frames_enabled: bool
@@ -353,6 +377,7 @@ class ObservedEpisode:
         max_steps: The horizon in env steps, or 0 if there is none.
         attempt: 1 for the first run of this episode, 2 for the second …
         policy: Which of several evaluated policies plays it, or "".
+        upright: Steps of rows and columns that turn its frames upright.
     """
 
     key: EpisodeKey
@@ -360,6 +385,7 @@ class ObservedEpisode:
     max_steps: int
     attempt: int = 1
     policy: str = ""
+    upright: tuple[int, int] = (1, 1)
 
 
 class Observer(Protocol):

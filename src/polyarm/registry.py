@@ -6,8 +6,10 @@ Importing this module imports no suite; a suite is imported when it is first ask
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
+from typing import Any
 
 from polyarm.contracts import EnvSpec, Suite
 from polyarm.errors import MissingExtra, UnknownName
@@ -17,6 +19,7 @@ GROUP = "polyarm.suites"
 
 _BUILT_IN = {
     "gym": "polyarm.suites.gymnasium:GymnasiumSuite",
+    "libero": "polyarm.suites.libero:Libero",
     "metaworld": "polyarm.suites.metaworld:MetaWorld",
 }
 
@@ -93,8 +96,18 @@ def resolve(name: str) -> list[tuple[str, str]]:
     members = suite.sets().get(task)
     if members is not None:
         return [(suite_name, member) for member in members]
-    suite.check(EnvSpec(suite=suite_name, task=task))
-    return [(suite_name, task)]
+    # A task may have several names; what counts is the one that its suite makes of them.
+    return [(suite_name, suite.check(EnvSpec(suite=suite_name, task=task)).task)]
+
+
+def defaults(suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds for a suite with these options where the user gives nothing.
+
+    Returns:
+        ``episodes`` per task and ``image_size`` of frames.
+    """
+    own = getattr(load(locate(suite)), "defaults", None)
+    return {"episodes": 10, "image_size": (256, 256), **(own(options) if own else {})}
 
 
 @cache

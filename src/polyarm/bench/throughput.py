@@ -22,6 +22,7 @@ from polyarm.bench.tally import Tally
 from polyarm.errors import InvalidCall
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
+from polyarm.vector.fitting import free_graphics_memory, renders_on_gpu
 from polyarm.vector.make import make_vec
 
 __all__ = ["BenchOptions", "BenchResult", "Progress", "TimingSplit", "run_bench"]
@@ -77,6 +78,8 @@ class BenchResult:
         latency_p99_s: 99th percentile of the time of a call.
         startup_s: Seconds from the request to the first observation.
         pss_nbytes_per_env: Proportional memory of the workers, divided by the envs.
+        vram_nbytes_per_env: GPU memory that went while the envs were made, divided by them; None
+            where no GPU renders or none tells.
         num_workers: Worker processes; 0 for a run in this process.
         interrupted: Whether the run was stopped early.
         renderer: What renders the frames.
@@ -101,6 +104,7 @@ class BenchResult:
     latency_p99_s: float
     startup_s: float
     pss_nbytes_per_env: int
+    vram_nbytes_per_env: int | None
     num_workers: int
     interrupted: bool
     renderer: str
@@ -156,6 +160,7 @@ def run_bench(
         KeyboardInterrupt: When interrupted before the first observation.
     """
     _check(options)
+    free_vram = _free_vram(options)
     began = time.perf_counter()
     with make_vec(
         options.tasks,
@@ -170,6 +175,8 @@ def run_bench(
     ) as envs:
         envs.reset()
         run = _Run(envs, options, startup_s=time.perf_counter() - began)
+        if (left := _free_vram(options)) is not None and free_vram is not None:
+            run.vram_nbytes_per_env = max(0, free_vram - left) // envs.num_envs
         try:
             while run.steps_left > 0:
                 progress(run.advance())
@@ -192,6 +199,7 @@ class _Run:
         self._clock = CallClock(envs.num_envs, max(1, self._num_workers))
         self._total_steps = options.num_envs * options.max_steps
         self._latencies: list[int] = []
+        self.vram_nbytes_per_env: int | None = None
 
     @property
     def steps_left(self) -> int:
@@ -247,6 +255,7 @@ class _Run:
             latency_p99_s=float(np.quantile(latencies, 0.99)),
             startup_s=self._startup_s,
             pss_nbytes_per_env=_memory(self._envs.worker_pids) // self._envs.num_envs,
+            vram_nbytes_per_env=self.vram_nbytes_per_env,
             num_workers=self._num_workers,
             interrupted=interrupted,
             renderer=displays.select(options.display, frames=options.renders).description,
@@ -273,6 +282,13 @@ def _fold(sample: Any, num_envs: int, chunk: int) -> Any:
 def _memory(pids: Sequence[int]) -> int:
     """Proportional memory of the workers, or of this process where it holds the envs itself."""
     return sum(host.proportional_memory(pid) for pid in pids or [os.getpid()])
+
+
+def _free_vram(options: BenchOptions) -> int | None:
+    """Free memory of the GPU that renders, if one does and tells."""
+    if not options.renders or not renders_on_gpu(options.display):
+        return None
+    return free_graphics_memory()
 
 
 def _distinct(provenance: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -123,6 +123,8 @@ def _rows(result: BenchResult) -> list[tuple[str, str, str]]:
         ("start-up", f"{result.startup_s:.2f} s", "to the first observation"),
         ("PSS per env", f"{result.pss_nbytes_per_env / 2**20:.1f} MiB", workers),
     ]
+    if result.vram_nbytes_per_env is not None:
+        rows.append(("VRAM per env", f"{result.vram_nbytes_per_env / 2**20:.1f} MiB", "on the GPU"))
     if result.errors:
         rows.append(("errors", str(result.errors), "episodes cut short, not counted above"))
     return rows

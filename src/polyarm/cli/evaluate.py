@@ -243,7 +243,7 @@ def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Cons
     trial = math.ceil(2 * (options.num_envs or 2 * host.cores()) / tasks)
     short = replace(
         options,
-        episodes=min(trial, options.episodes),
+        episodes=min(trial, each // tasks // options.repeats),
         fresh=False,
         stop_after=f"{_CALIBRATION_S}s",
         dry_run=False,

@@ -139,7 +139,7 @@ class VideoRecorder:
     def _observe(self, episode: ObservedEpisode, step: int, obs: Any, *, success: bool) -> None:
         self._off_stride = None
         wanted = self.wants_frames(step)
-        images = _images(obs, self._cameras)
+        images = _images(obs, self._cameras, episode.upright)
         if images is None:
             if wanted:
                 raise InvalidObservation(self._missing(episode, step, obs))
@@ -202,8 +202,8 @@ class VideoRecorder:
         )
 
 
-def _images(obs: Any, cameras: Sequence[str]) -> dict[str, Pixels] | None:
-    """The frame of each camera, not copied; None unless all are there."""
+def _images(obs: Any, cameras: Sequence[str], upright: tuple[int, int]) -> dict[str, Pixels] | None:
+    """The frame of each camera, turned upright but not copied; None unless all are there."""
     if not isinstance(obs, Mapping):
         return None
     images = {}
@@ -217,7 +217,7 @@ def _images(obs: Any, cameras: Sequence[str]) -> dict[str, Pixels] | None:
                 f"the frame of camera {camera!r} is {image.dtype} {image.shape}; "
                 "only uint8 (height, width, 3) can be recorded"
             )
-        images[camera] = image
+        images[camera] = image[:: upright[0], :: upright[1]]
     return images
 
 

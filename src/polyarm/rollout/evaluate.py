@@ -21,7 +21,7 @@ def evaluate(
     policy: PolicyLike,
     tasks: TaskLike | Sequence[TaskLike],
     *,
-    episodes: int = 10,
+    episodes: int | None = None,
     num_envs: int | None = None,
     out: str | Path | None = None,
     keep_envs: bool = False,
@@ -36,7 +36,7 @@ def evaluate(
         policy: A `Policy`, an ``nn.Module``, a function of a `Batch`, or a name as on the command
             line.
         tasks: Tasks or sets of tasks (``"metaworld/mt10"``), callables that build envs, or a list.
-        episodes: Episodes per task.
+        episodes: Episodes per task; by default the protocol's, or 10.
         num_envs: Envs that run at once; by default two per core.
         out: Folder for journal, results, report and videos; None keeps results in memory. The same
             call again goes on where an interrupted one was.

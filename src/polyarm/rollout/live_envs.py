@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
+from polyarm.vector.fitting import fit
 from polyarm.vector.make import make_vec
+
+_log = logging.getLogger(__name__)
 
 _NO_LIMIT = 1_000_000
 """Restarts are limited per episode, by the runner."""
@@ -83,7 +87,7 @@ class LiveEnvs:
             need: What all policies of this run need of it.
             missing: What the first of them has to play: these tasks are dealt to the slots.
         """
-        wanted = min(self._options.num_envs or max(4, 2 * host.cores()), need.missing)
+        wanted = self._count(group, need)
         if (env := self._envs.get(group)) is not None and not env.closed:
             if env.num_envs >= wanted and (env.delivers_frames or not need.frames):
                 return env
@@ -95,7 +99,7 @@ class LiveEnvs:
             [task for task, spec in pairs if spec.name in needed],
             num_envs=wanted,
             num_workers=options.num_workers,
-            cameras=group.specs[0].cameras or (self._cameras(group) if self.records else ()),
+            cameras=self._cameras(group) if self.records else group.specs[0].cameras,
             image_size=options.image_size,
             frames="last" if need.frames else "none",
             autoreset="disabled",
@@ -107,6 +111,26 @@ class LiveEnvs:
             **options.suite_settings(),
         )
         return env
+
+    def _count(self, group: Group, need: Need) -> int:
+        """How many envs: as many as were asked for, are of use, and fit."""
+        options = self._options
+        wanted = min(options.num_envs or max(4, 2 * host.cores()), need.missing)
+        if options.max_envs != "auto":
+            return min(wanted, options.max_envs)
+        seen = group.specs[0].cameras if need.frames else ()
+        cameras = self._cameras(group) if self.records else seen
+        room = fit(replace(group.specs[0], cameras=cameras), options.display)
+        if room is None or room.num_envs >= wanted:
+            return wanted
+        _log.warning(
+            "%d envs at once instead of %d: no more fit into %s. --max-envs %d insists.",
+            room.num_envs,
+            wanted,
+            room.limit,
+            wanted,
+        )
+        return room.num_envs
 
     def close(self, group: Group | None = None) -> None:
         """Close the env of a group, or of all."""
@@ -143,7 +167,7 @@ class LiveEnvs:
         """What is filmed: what the policy sees, or the suite's own choice."""
         suite = group.specs[0].suite
         default: tuple[str, ...] = getattr(registry.load(suite), "default_cameras", ())
-        cameras = self._options.cameras or default
+        cameras = group.specs[0].cameras or default
         if not cameras:
             raise InvalidCall(f"recording needs a camera; name one, {suite} has no default")
         return cameras

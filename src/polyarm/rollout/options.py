@@ -23,10 +23,13 @@ class EvalOptions:
             a TorchScript file; a glob of checkpoints evaluates all of them.
         task: A task (metaworld/reach-v3), a set (metaworld/mt10), or several of them separated by
             commas.
-        episodes: Episodes per task.
+        episodes: Episodes per task; by default the protocol's, or 10.
+        protocol: Whose published rules the suite follows, such as openpi or oft for LIBERO.
         out: Folder for the journal, results, report and videos; by default runs/POLICY-TASK. The
             same command again goes on where it was.
         num_envs: Envs that run at once; by default two per core.
+        max_envs: Envs that run at once at most, or auto: as many as fit into main memory and, if a
+            GPU renders, into its memory.
         num_workers: Worker processes; by default one per env, 0 to run in this process.
         seed: Selects the stream of episodes.
         start: Index of the first episode in the stream.
@@ -41,7 +44,7 @@ class EvalOptions:
         step_timeout: How long one env step may take before its worker is replaced.
         reset_timeout: The same for a reset.
         cameras: Cameras whose frames the policy sees, and which are recorded.
-        image_size: Height and width of each frame in pixels.
+        image_size: Height and width of each frame in pixels; by default the protocol's, or 256.
         display: How frames are rendered: auto, egl, osmesa or none.
         suite_options: Options of the suite as NAME=VALUE, such as success=last.
         record: Episodes that are recorded as videos: all, failures, first:N or none.
@@ -62,9 +65,11 @@ class EvalOptions:
 
     policy: str = "random"
     task: str = "metaworld/mt10"
-    episodes: int = 10
+    episodes: int | None = None
+    protocol: str | None = None
     out: str | None = None
     num_envs: int | None = None
+    max_envs: int | Literal["auto"] = "auto"
     num_workers: int | None = None
     seed: int = 0
     start: int = 0
@@ -78,7 +83,7 @@ class EvalOptions:
     step_timeout: str = "1m"
     reset_timeout: str = "2m"
     cameras: tuple[str, ...] = ()
-    image_size: tuple[int, int] = (256, 256)
+    image_size: tuple[int, int] | None = None
     display: str = "auto"
     suite_options: tuple[str, ...] = ()
     record: str = "none"
@@ -99,23 +104,22 @@ class EvalOptions:
     def __post_init__(self) -> None:
         for name in ("cameras", "image_size", "suite_options"):
             value = getattr(self, name)
-            listed = tuple(value) if isinstance(value, list | tuple) else (value,)
-            object.__setattr__(self, name, listed)
-        for name in ("episodes", "repeats", "chunk", "video_stride", "max_attempts"):
+            listed = value if value is None or isinstance(value, list | tuple) else (value,)
+            object.__setattr__(self, name, None if listed is None else tuple(listed))
+        for name in ("repeats", "chunk", "video_stride", "max_attempts"):
             _require(name, getattr(self, name), 1)
-        for name in ("num_envs", "execute", "max_batch"):
-            if getattr(self, name) is not None:
+        for name in ("episodes", "num_envs", "max_envs", "execute", "max_batch"):
+            if getattr(self, name) not in (None, "auto"):
                 _require(name, getattr(self, name), 1)
         for name in ("start", "seed", "max_wait_ms", "max_errors"):
             _require(name, getattr(self, name), 0)
         if self.seed > _LAST_SEED:
             raise InvalidCall(f"seed must be at most {_LAST_SEED}, found {self.seed}")
-        if len(self.image_size) != 2:
+        if self.image_size is not None and len(self.image_size) != 2:
             raise InvalidCall(f"image_size is a height and a width, found {self.image_size}")
-        for size in self.image_size:
+        for size in self.image_size or ():
             _require("image_size", size, 1)
-        seconds(self.stop_after)
-        for name in ("policy_timeout", "step_timeout", "reset_timeout"):
+        for name in ("stop_after", "policy_timeout", "step_timeout", "reset_timeout"):
             seconds(getattr(self, name))
         self.suite_settings()
 
@@ -131,7 +135,7 @@ class EvalOptions:
 
     def suite_settings(self) -> dict[str, Any]:
         """The suite's options, with numbers and booleans read as such."""
-        settings = {}
+        settings: dict[str, Any] = {} if self.protocol is None else {"protocol": self.protocol}
         for setting in self.suite_options:
             name, equals, value = setting.partition("=")
             if not equals or not name:

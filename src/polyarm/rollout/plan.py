@@ -31,13 +31,19 @@ class Group:
 
     def keys(self, options: EvalOptions) -> list[EpisodeKey]:
         """The episodes of all its tasks, task by task."""
-        first = options.seed * STREAM + options.start
+        first, last, repeats = self.planned(options)
         return [
             EpisodeKey(spec.suite, spec.task, index, repeat)
             for spec in self.specs
-            for index in range(first, first + options.episodes)
-            for repeat in range(options.repeats)
+            for index in range(first, last)
+            for repeat in range(repeats)
         ]
+
+    def planned(self, options: EvalOptions) -> list[int]:
+        """Of each task: the first episode, the one after the last, and repeats."""
+        first = options.seed * STREAM + options.start
+        usual = registry.defaults(self.specs[0].suite, options.suite_settings())["episodes"]
+        return [first, first + (options.episodes or usual), options.repeats]
 
 
 def group_tasks(tasks: Sequence[TaskLike], options: EvalOptions) -> list[Group]:
@@ -81,7 +87,7 @@ def protocol(groups: Sequence[Group], options: EvalOptions) -> dict[str, Any]:
             "execute": options.execute,
             "ensemble": options.ensemble,
             "cameras": list(options.cameras),
-            "image_size": list(options.image_size) if options.cameras else None,
+            "image_size": list(groups[0].specs[0].image_size) if options.cameras else None,
             "renderer": describe_display(options.display) if options.cameras else None,
         }
     )
@@ -106,9 +112,7 @@ def condensed(protocol: Mapping[str, Any]) -> dict[str, Any]:
 
 def planned_ranges(groups: Sequence[Group], options: EvalOptions) -> dict[str, list[int]]:
     """By task: the first episode, the one after the last, and repeats."""
-    first = options.seed * STREAM + options.start
-    planned = [first, first + options.episodes, options.repeats]
-    return {spec.name: planned for group in groups for spec in group.specs}
+    return {spec.name: group.planned(options) for group in groups for spec in group.specs}
 
 
 def _provenance(spec: EnvSpec, task: TaskLike) -> dict[str, Any]:

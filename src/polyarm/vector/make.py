@@ -34,7 +34,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     num_envs: int,
     num_workers: int | None = None,
     cameras: Sequence[str] = (),
-    image_size: tuple[int, int] = (256, 256),
+    image_size: tuple[int, int] | None = None,
     ring: int = 2,
     copy: bool = False,
     frames: Frames = "last",
@@ -65,7 +65,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         num_envs: Number of slots, N.
         num_workers: Worker processes; None for one per slot, 0 to run in this process.
         cameras: Cameras whose frames the observations carry.
-        image_size: ``(height, width)`` of each frame.
+        image_size: ``(height, width)`` of each frame; None for the suite's, mostly 256 x 256.
         ring: Rows of the block, T; a view of an observation is valid until the slot's T-th
             following send.
         copy: Return independent observation arrays instead of views of the block.
@@ -205,20 +205,25 @@ def describe_display(display: str) -> str:
 
 
 def specify(
-    task: TaskLike, cameras: tuple[str, ...], image_size: tuple[int, int], options: dict[str, Any]
+    task: TaskLike,
+    cameras: tuple[str, ...],
+    image_size: tuple[int, int] | None,
+    options: dict[str, Any],
 ) -> EnvSpec:
-    """What is to be built for a task, complete and checked.
+    """What is to be built for a task, complete and checked; without a size, the suite's.
 
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
     """
     if isinstance(task, str) and "/" in task:
         suite, name = registry.resolve(task)[0]
-        spec = EnvSpec(suite, name, cameras, image_size, options)
     else:
-        factory = task if isinstance(task, str) else cloudpickle.dumps(task)
+        suite = "callable"
         name = task if isinstance(task, str) else getattr(task, "__qualname__", repr(task))
-        spec = EnvSpec("callable", name, cameras, image_size, {**options, "factory": factory})
+        factory = task if isinstance(task, str) else cloudpickle.dumps(task)
+        options = {**options, "factory": factory}
+    size = image_size or registry.defaults(suite, options)["image_size"]
+    spec = EnvSpec(suite, name, cameras, size, options)
     return registry.load(registry.locate(spec.suite)).check(spec)
 
 

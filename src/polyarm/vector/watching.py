@@ -42,6 +42,8 @@ class EpisodeWatch:
             episode = ObservedEpisode(key, self._text("instruction"), 0)
         if not episode.max_steps:
             episode = replace(episode, max_steps=self._number("max_steps"))
+        upright = getattr(holder(self._env, "upright"), "upright", (1, 1))
+        episode = replace(episode, upright=upright)
         self._begun += 1
         self._step = 0
         self._observer.begin(episode)
