@@ -160,6 +160,20 @@ def test_the_rate_of_the_file_is_exact(folder: Path, options: dict[str, Any], ra
     assert decoded(folder.parent / file).rate == rate
 
 
+@pytest.mark.parametrize("upright", [(1, 1), (-1, 1), (1, -1), (-1, -1)])
+def test_a_video_is_upright_whatever_the_policy_sees(folder: Path, upright: tuple[int, int]):
+    scene = np.zeros((*SIZE, 3), np.uint8)
+    scene[: SIZE[0] // 2, : SIZE[1] // 2] = (250, 20, 20)  # what a person sees at the upper left
+    rows, columns = upright
+    recorder = recorded(folder, caption=False)
+    key = EpisodeKey("libero", "libero_goal/0", 0)
+    recorder.begin(ObservedEpisode(key, "put it there", 300, upright=upright))
+    recorder.observe(0, {"pixels/corner": scene[::rows, ::columns]}, 0.0, success=False)
+    (file,) = recorder.end(success=False)
+    shown = decoded(folder.parent / file).frames[0].astype(int)
+    assert np.abs(shown - scene).mean() < COLOUR_TOLERANCE
+
+
 def test_cameras_stand_side_by_side_in_their_order(folder: Path):
     cameras = ("corner", "wrist", "top")
     recorder = recorded(folder, cameras=cameras, caption=False)

@@ -7,11 +7,13 @@ import pytest
 
 import polyarm
 from polyarm import EvalOptions, Evaluator, InvalidCall, PolicyError, RunConflict, UnknownName
+from polyarm.contracts import Footprint
 from polyarm.policies import RandomPolicy
 from polyarm.recording.trajectory import load_trajectory
 from polyarm.rollout.evaluate import close_kept_envs
 from polyarm.rollout.options import options_from, seconds
 from polyarm.testing import CountingEnv, CountingPolicy, RaisingPolicy
+from polyarm.testing.toy_suite import ToySuite
 
 TOYS = ["toy/count-3", "toy/count-10"]
 
@@ -43,6 +45,50 @@ def test_a_seed_selects_other_episodes_and_repeats_other_noise():
     one, two = repeated.episodes
     assert one.key.index == two.key.index
     assert one.action_hash != two.action_hash
+
+
+def test_a_suite_says_how_many_episodes_and_pixels_are_usual(monkeypatch):
+    def usual(self, options):
+        return {"episodes": 5 if options.get("binding") else 4, "image_size": (8, 6)}
+
+    monkeypatch.setattr(ToySuite, "defaults", usual, raising=False)
+    shapes = set()
+
+    def policy(batch):
+        shapes.add(batch.obs["pixels/front"].shape[1:])
+        return np.zeros((len(batch), 2), np.float32)
+
+    options = {"cameras": ("front",), "episodes": None, "tasks": "toy/count-3"}
+    assert len(evaluate(policy, **options).episodes) == 4
+    assert len(evaluate(policy, **options, suite_options={"binding": True}).episodes) == 5
+    assert len(evaluate(policy, **{**options, "episodes": 1}).episodes) == 1
+    assert shapes == {(8, 6, 3)}
+    evaluate(policy, **{**options, "image_size": (4, 4)})
+    assert (4, 4, 3) in shapes
+
+
+def test_a_protocol_is_an_option_of_the_suite():
+    assert EvalOptions(protocol="openpi").suite_settings() == {"protocol": "openpi"}
+    with pytest.raises(UnknownName, match="option 'protocol'"):
+        evaluate(protocol="openpi")
+
+
+def test_no_more_envs_run_than_fit_and_it_is_said(monkeypatch, caplog):
+    batches = []
+
+    def policy(batch):
+        batches.append(len(batch))
+        return np.zeros((len(batch), 2), np.float32)
+
+    monkeypatch.setattr(ToySuite, "footprint", lambda self, spec: Footprint(2**50), raising=False)
+    evaluate(policy, num_envs=4)
+    assert max(batches) == 1
+    assert "1 envs at once instead of 4: no more fit into main memory" in caplog.text
+    batches.clear()
+    evaluate(policy, num_envs=4, max_envs=2, max_wait_ms=1000)
+    assert max(batches) == 2
+    with pytest.raises(InvalidCall, match="max-envs must be at least 1"):
+        EvalOptions(max_envs=0)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 8, 16])
