@@ -28,7 +28,7 @@ from polyarm.vector.copies import CopyPool
 from polyarm.vector.deliveries import InfoAssembler
 from polyarm.vector.engine import Engine
 from polyarm.vector.envcalls import check_callable
-from polyarm.vector.episodes import Episodes, Seed
+from polyarm.vector.episodes import Episodes, Seed, deal_options
 from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
@@ -338,12 +338,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._reset_now(chosen, seed, options)
             return
         plans = {slot: self._planner(slot, task) for slot in chosen.tolist()}
+        dealt = deal_options(options or {}, len(chosen))
         self._commands.forget_losses(chosen)
         self._ledger.switched(chosen)
-        for slot, plan in plans.items():
+        for (slot, plan), own in zip(plans.items(), dealt, strict=True):
             one = np.array([slot], np.intp)
             self._ledger.pending[slot] = None
-            self._switches.begin(slot, plan, partial(self._reset_now, one, seed, options))
+            self._switches.begin(slot, plan, partial(self._reset_now, one, seed, own))
 
     def _reset_now(self, chosen: Slots, seed: Seed, options: dict[str, Any] | None) -> None:
         options = dict(options or {})

@@ -9,7 +9,7 @@ slot is reseeded from its seed and its number of restarts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,3 +133,24 @@ def _checked(seed: Any) -> int:
     if not 0 <= int(seed) < 2**62:
         raise InvalidCall(f"a seed must be in [0, 2**62), found {seed}")
     return int(seed)
+
+
+def deal_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Options of a reset of several slots as options of each slot's own reset.
+
+    Raises:
+        InvalidCall: ``episodes`` or ``observed`` is a list of another length.
+    """
+    dealt = [dict(options) for _ in range(count)]
+    for name in ("episodes", "observed"):
+        values = options.get(name)
+        if not isinstance(values, Sequence | np.ndarray) or np.ndim(values) == 0:
+            continue
+        if len(values) != count:
+            raise InvalidCall(
+                f"options[{name!r}] needs one entry per slot that is reset: {count} slots, found"
+                f" {len(values)}"
+            )
+        for own, value in zip(dealt, values, strict=True):
+            own[name] = [value]
+    return dealt

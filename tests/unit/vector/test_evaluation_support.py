@@ -172,6 +172,19 @@ def test_a_slot_takes_another_task_while_the_others_go_on(make):
     assert env.recv(1).info["steps"].tolist() == [3]
 
 
+def test_slots_that_switch_together_get_an_episode_each(make):
+    env = make("toy/count-10", autoreset="disabled")
+    env.reset()
+    env.send_reset([3, 1], task="toy/count-3", options={"episodes": [30, 10]})
+    ready = env.recv(2)
+    found = dict(zip(ready.slots.tolist(), ready.obs["state"][:, 0].tolist(), strict=True))
+    assert found == {3: 30, 1: 10}
+    with pytest.raises(InvalidCall, match="2 slots, found 3"):
+        env.send_reset([3, 1], task="toy/count-10", options={"episodes": [1, 2, 3]})
+    env.send_reset([3, 1], task="toy/count-10", options={"episodes": 7})
+    assert env.recv(2).obs["state"][:, 0].tolist() == [7, 7]
+
+
 def test_a_switch_in_the_background_cannot_be_sent_to_twice(make):
     env = make("toy/count-10", autoreset="disabled")
     env.reset()

@@ -30,7 +30,8 @@ _FINGERS = np.concatenate([_FINGER - _OUT, _FINGER + _OUT])
 _PARTS = (
     (_FINGERS, -0.0092),
     (rectangle((0.1, 0.022), 0.01), 0.0254),
-    (rectangle((0.1, 0.05), 0.01), 0.09),
+    (rectangle((0.1, 0.032), 0.01), 0.07),
+    (rectangle((0.06, 0.06), 0.01), 0.12),
 )
 _BETWEEN = rectangle((0.033, 0.008), 0.003)
 _ALONG = np.unique(_BETWEEN[:, 0])
