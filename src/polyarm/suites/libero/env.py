@@ -16,7 +16,7 @@ from polyarm.errors import InvalidCall
 from polyarm.suites.libero import catalogue, init_states
 from polyarm.suites.libero.expert import PickAndPlace
 from polyarm.suites.libero.importing import package_folder
-from polyarm.suites.libero.protocols import GRIPPERS, PROTOCOLS, axis_angle
+from polyarm.suites.libero.protocols import GRIPPERS, HOLD, PROTOCOLS, axis_angle
 from polyarm.suites.libero.simulator import EpisodeStart, Simulator
 from polyarm.suites.libero.suite import (
     METADATA,
@@ -58,6 +58,9 @@ class LiberoEnv(MujocoEnv):
             soft_reset=options["soft_reset"],
             lean_step=options["lean_step"],
         )
+        # Loads compiled functions once for all forks; every reset starts from scratch again.
+        self._sim.reset(EpisodeStart(seed=0, resets=0, built_resets=0))
+        self._sim.step(np.array(HOLD))
         height, width = spec.image_size
         self._rendered = np.empty((height, width, 3), np.uint8)
         self._steps = 0
