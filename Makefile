@@ -12,12 +12,12 @@ SOAK_MINUTES ?= 10
 # An archive or a folder; without one, what is found on this machine or a download.
 LIBERO_ASSETS ?= $(wildcard ../shared/libero/libero_assets.tar.xz)
 
-.PHONY: help setup run test check format bench soak clean
+.PHONY: help setup libero run test check format bench soak clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-setup: $(STAMP) ## make .venv with everything (again only when the dependencies change)
+setup: $(STAMP) libero ## make .venv with everything (again only when the dependencies change)
 
 # torch goes in first and alone, so that the build for this machine is taken as it is
 # and nothing that depends on it picks another.
@@ -26,10 +26,13 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,bench,dev]'
-	$(BIN)/polyarm setup libero $(if $(LIBERO_ASSETS),--assets '$(LIBERO_ASSETS)')
 	touch $@
 
-run: setup ## evaluate Meta-World's scripted experts on mt10, with videos and a report
+# Meta-World does without it. A second time it takes a moment and only verifies.
+libero: $(STAMP) ## get LIBERO and its assets: downloaded, or LIBERO_ASSETS=folder or archive
+	$(BIN)/polyarm setup libero $(if $(LIBERO_ASSETS),--assets '$(LIBERO_ASSETS)')
+
+run: $(STAMP) ## evaluate Meta-World's scripted experts on mt10, with videos and a report
 	$(BIN)/polyarm eval $(RUN_FLAGS)
 
 test: setup ## run all tests
@@ -52,6 +55,7 @@ bench: setup ## run every benchmark against its peers
 	$(BIN)/python benchmarks/frames.py
 	$(BIN)/python benchmarks/restart.py
 	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/libero.py
 
 soak: setup ## ten minutes of random kills; nothing may grow
 	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)

@@ -26,7 +26,16 @@ def test_the_suite_shown_in_contributing_passes_its_own_test(tmp_path, monkeypat
             monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/evaluation.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/evaluation.md",
+        "docs/libero.md",
+        "docs/reproductions.md",
+    ],
+)
 def test_every_example_is_valid_python(document):
     for block in code_blocks(document):
         compile(block, document, "exec")
@@ -38,6 +47,8 @@ def test_every_example_is_valid_python(document):
         "README.md",
         "CONTRIBUTING.md",
         "docs/architecture.md",
+        "docs/libero.md",
+        "docs/reproductions.md",
         "docs/evaluation.md",
         "docs/vector.md",
     ],
