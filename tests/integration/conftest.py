@@ -20,7 +20,7 @@ from polyarm.display import select
 os.environ.update(select("auto", frames=True).env)
 sys.path.append(str(Path(__file__).parent))  # for libero_reference and libero_play
 
-from libero_reference import Plan  # noqa: E402
+from libero_reference import Plan
 
 Seen = dict[str, Any]
 
