@@ -41,7 +41,9 @@ class OffscreenRenderer:
         self._screen = self._share if share is None else "shared"
         self._gl = _CONTEXTS.take(self._screen, lambda: mujoco.GLContext(width, height))
         self._gl.make_current()
-        self._resources = _RESOURCES.take(self._share, lambda: _upload(model))
+        self._resources = _RESOURCES.take(
+            self._share, lambda: mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        )
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         self._options = mujoco.MjvOption()
         for group in hidden_groups:
@@ -74,6 +76,8 @@ class OffscreenRenderer:
             mujoco.mjtCatBit.mjCAT_ALL,
             self._scene,
         )
+        # Another renderer of this GL context may have left its own buffer selected.
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._resources)
         mujoco.mjr_render(self._viewport, self._scene, self._resources)
         mujoco.mjr_readPixels(self._pixels, None, self._viewport, self._resources)
         out[:] = self._pixels[:: steps[0], :: steps[1]]
@@ -107,10 +111,3 @@ class _Shared:
 
 _CONTEXTS = _Shared()
 _RESOURCES = _Shared()
-
-
-def _upload(model: Any) -> Any:
-    """A model's textures and meshes in the current GL context."""
-    resources = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-    mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, resources)
-    return resources

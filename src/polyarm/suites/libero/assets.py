@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from polyarm.errors import MissingExtra, StorageError
 
@@ -117,6 +118,20 @@ def check_assets(folder: Path, *, deep: bool = False, progress: Progress | None 
     _check_sizes(folder, manifest)
     if deep:
         _check_contents(folder, manifest, progress)
+
+
+def unusable(folder: Path, error: Exception) -> StorageError:
+    """What to tell when a model cannot be built from assets that looked complete.
+
+    Args:
+        folder: The assets' folder.
+        error: Of robosuite or MuJoCo; both name a mesh or texture, but not a broken XML file.
+    """
+    what = str(error).strip().replace("\n", ", ")
+    if isinstance(error, ElementTree.ParseError):
+        what = f"{_first_broken_xml(folder) or 'an XML file'}: {what}"
+    way_out = _way_out(Manifest.read(folder))
+    return StorageError(f"LIBERO's assets in {folder} cannot be used: {what}. {way_out}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +285,15 @@ def _way_out(manifest: Manifest | None) -> str:
     if manifest is not None and Path(manifest.source).exists():
         return f"Install them again with: {_SETUP} --assets {shlex.quote(manifest.source)}"
     return f"Install them with: {_SETUP}  (or, offline: {_SETUP} --assets <folder or archive>)"
+
+
+def _first_broken_xml(folder: Path) -> Path | None:
+    for file in sorted(folder.rglob("*.xml")):
+        try:
+            ElementTree.parse(file)
+        except ElementTree.ParseError:
+            return file
+    return None
 
 
 def _sha256(path: Path) -> str:

@@ -103,7 +103,7 @@ class LiberoEnv(MujocoEnv):
         Args:
             action: Float32 (7,): hand displacement or pose (6) and gripper command.
         """
-        command = np.array(action, dtype=np.float64)
+        command = np.array(action, dtype=self._protocol.precision)
         command[6] = self._grip(command[6])
         succeeds = self._sim.step(command)
         self._steps += 1
@@ -149,7 +149,9 @@ class LiberoEnv(MujocoEnv):
         state[6:] = felt.gripper_qpos
         observation = {"state": state}
         if self._spec.options["robot_state"]:
-            observation.update(self._robot_state())
+            for key, value in self._robot_state().items():
+                observation[key] = self._array(key, value.shape, np.float64)
+                observation[key][:] = value
         if self.frames_enabled:
             observation.update(self._frames())
         return observation

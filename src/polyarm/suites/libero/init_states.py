@@ -25,6 +25,18 @@ _ADMITTED = {
     ("_codecs", "encode"),
 }
 
+# What reading a damaged archive or pickle can end with, even when it may call next to nothing.
+_DAMAGE = (
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+)
+
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
@@ -45,7 +57,7 @@ def read(file: Path) -> NDArray[np.float64]:
             if len(pickles) != 1:
                 raise pickle.UnpicklingError("it is not an archive written by torch.save")
             states = _ArrayUnpickler(io.BytesIO(archive.read(pickles[0]))).load()
-    except (OSError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError, ValueError) as error:
+    except _DAMAGE as error:
         raise _unreadable(file, str(error)) from error
     if not isinstance(states, np.ndarray) or states.ndim != 2 or states.dtype != np.float64:
         raise _unreadable(file, "it does not hold an array of states")

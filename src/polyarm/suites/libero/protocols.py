@@ -50,6 +50,7 @@ class Protocol:
         gripper: How the policy's last number becomes a gripper command.
         quaternion: ``"raw"``, or ``"canonical"`` to choose the sign that makes w positive before
             the orientation is turned into an axis times an angle.
+        precision: In which actions reach the controller; it shows in the last bits of poses.
         robot_state: Whether observations carry the nested robot state.
     """
 
@@ -66,6 +67,7 @@ class Protocol:
     resize: int | None = None
     gripper: str = "as_is"
     quaternion: str = "raw"
+    precision: str = "float64"
     robot_state: bool = False
 
     def seeding(self, task: str, index: int) -> tuple[int, int, int]:
@@ -110,6 +112,7 @@ PROTOCOLS: dict[str, Protocol] = {
         horizons=_LEROBOT_HORIZONS,
         image_size=(360, 360),
         orientation="raw",
+        precision="float32",
         robot_state=True,
     ),
     "vla-eval": Protocol("task", 7, gripper="sign", quaternion="canonical"),

@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyarm.errors import StorageError
+from polyarm.suites.libero import assets
 from polyarm.suites.libero.importing import import_libero
 from polyarm.suites.libero.sampling import Sampler, SamplingClock
 from polyarm.suites.libero.stepping import OscStepper
@@ -227,6 +229,8 @@ def _build(bddl_file: Path, *, hard_reset: bool) -> Any:
             hard_reset=hard_reset,
             ignore_done=True,
         )
+    except (OSError, ValueError, ElementTree.ParseError) as error:
+        raise assets.unusable(assets.assets_folder(), error) from error
     finally:
         np.random.set_state(users)
 
