@@ -33,6 +33,7 @@ def test_the_suite_shown_in_contributing_passes_its_own_test(tmp_path, monkeypat
         "CONTRIBUTING.md",
         "docs/evaluation.md",
         "docs/libero.md",
+        "docs/libero-tasks.md",
         "docs/reproductions.md",
     ],
 )
@@ -48,6 +49,7 @@ def test_every_example_is_valid_python(document):
         "CONTRIBUTING.md",
         "docs/architecture.md",
         "docs/libero.md",
+        "docs/libero-tasks.md",
         "docs/reproductions.md",
         "docs/evaluation.md",
         "docs/vector.md",
