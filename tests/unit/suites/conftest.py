@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "packages" / "libero").mkdir(parents=True)
     (tmp_path / "packages" / "libero" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "packages")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "libero"]:
+        monkeypatch.delitem(sys.modules, name)  # other tests import the real one
     return tmp_path / "cache" / "libero"
 
 
