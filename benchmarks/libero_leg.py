@@ -30,13 +30,13 @@ ENVS = 2
 
 def libero_paths() -> tuple[str, Any]:
     """The task's definition and its initial states, after LIBERO was told where its files are."""
-    from polyarm.suites.libero import assets, catalogue, importing, init_states
+    from polyarm.suites.libero import assets, catalogue, init_states
 
     assets.prepare_libero_config()
     import libero.libero
 
     libero.libero._assets_path_cache = str(assets.checked_folder())
-    task, folder = catalogue.find(TASK), importing.package_folder()
+    task, folder = catalogue.find(TASK), assets.package_folder()
     states = init_states.read(folder / "init_files" / task.init_states_file)
     return str(folder / "bddl_files" / task.bddl_file), states
 

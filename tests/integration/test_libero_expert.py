@@ -9,7 +9,7 @@ import pytest
 from libero_play import SUITE, make
 
 from polyarm.errors import InvalidCall
-from polyarm.suites.libero import catalogue, importing
+from polyarm.suites.libero import assets, catalogue
 
 pytestmark = pytest.mark.simulator
 
@@ -62,7 +62,7 @@ def test_as_many_tasks_have_an_expert_as_the_documents_say() -> None:
 
     from polyarm.suites.libero.expert import can_solve
 
-    folder = importing.package_folder() / "bddl_files"
+    folder = assets.package_folder() / "bddl_files"
     counts = dict.fromkeys(SUITE.sets(), 0)
     for task in catalogue.tasks().values():
         problem = bddl_utils.robosuite_parse_problem(str(folder / task.bddl_file))

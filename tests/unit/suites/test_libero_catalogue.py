@@ -13,7 +13,7 @@ from polyarm import registry
 from polyarm.contracts import EnvSpec
 from polyarm.errors import UnknownName
 from polyarm.suites.libero import Libero, catalogue
-from polyarm.suites.libero.importing import package_folder
+from polyarm.suites.libero.assets import package_folder
 
 SUITE = Libero()
 SIZES = {

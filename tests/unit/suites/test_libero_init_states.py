@@ -14,7 +14,7 @@ import torch
 
 from polyarm.errors import StorageError
 from polyarm.suites.libero import catalogue, init_states
-from polyarm.suites.libero.importing import package_folder
+from polyarm.suites.libero.assets import package_folder
 
 FOLDER = package_folder() / "init_files"
 REPAIR = "polyarm setup libero --force"

@@ -208,6 +208,18 @@ def write_whole(file: Path, text: str) -> None:
             raise
 
 
+def package_folder() -> Path:
+    """Where LIBERO's definitions and initial states are; imports nothing.
+
+    Raises:
+        MissingExtra: hf-libero is not installed.
+    """
+    package = importlib.util.find_spec("libero")
+    if package is None or not package.submodule_search_locations:
+        raise MissingExtra(f"LIBERO (hf-libero) is not installed. Install it with: {INSTALL}")
+    return Path(next(iter(package.submodule_search_locations))) / "libero"
+
+
 def prepare_libero_config() -> None:
     """Give LIBERO its configuration in our cache, so that it neither asks nor touches the home.
 
@@ -217,10 +229,7 @@ def prepare_libero_config() -> None:
         MissingExtra: hf-libero is not installed.
         StorageError: The cache cannot be written to.
     """
-    package = importlib.util.find_spec("libero")
-    if package is None or not package.submodule_search_locations:
-        raise MissingExtra(f"LIBERO (hf-libero) is not installed. Install it with: {INSTALL}")
-    root = Path(next(iter(package.submodule_search_locations))) / "libero"
+    root = package_folder()
     paths = {
         "benchmark_root": root,
         "bddl_files": root / "bddl_files",

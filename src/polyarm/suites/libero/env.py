@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from polyarm.contracts import STREAM, EnvSpec
 from polyarm.errors import InvalidCall
 from polyarm.suites.libero import catalogue, init_states
+from polyarm.suites.libero.assets import package_folder
 from polyarm.suites.libero.expert import PickAndPlace
-from polyarm.suites.libero.importing import package_folder
 from polyarm.suites.libero.protocols import GRIPPERS, HOLD, PROTOCOLS, axis_angle
 from polyarm.suites.libero.simulator import EpisodeStart, Simulator
 from polyarm.suites.libero.suite import (

@@ -47,18 +47,6 @@ def import_libero() -> Any:
     return envs
 
 
-def package_folder() -> Path:
-    """Where LIBERO's definitions and initial states are; imports nothing.
-
-    Raises:
-        MissingExtra: hf-libero is not installed.
-    """
-    package = importlib.util.find_spec("libero")
-    if package is None or not package.submodule_search_locations:
-        raise MissingExtra(f"LIBERO (hf-libero) is not installed. Install it with: {INSTALL}")
-    return Path(next(iter(package.submodule_search_locations))) / "libero"
-
-
 def _import_mujoco() -> None:
     """Import MuJoCo, and keep it from caching meshes and textures: models have their own copies.
 
