@@ -22,6 +22,9 @@ ForkMode = Literal["built", "imports", "never"]
 ``never``: a fresh interpreter, for simulators that do not survive a fork.
 """
 
+FRAME_KEYS = ("pixels/", "depth/", "point_cloud/", "mask/")
+"""Prefixes of the observation keys that are rendered, and absent where nothing was."""
+
 STREAM = 2**32
 """Episode indices of stream ``seed`` start at ``seed * STREAM``; two seeds never share an index."""
 
@@ -139,6 +142,10 @@ class Suite(Protocol):
     - ``footprint(spec)``: a `Footprint`, what one more env takes (*trainer*).
     - ``setup(assets, progress, force=False)`` and ``check_setup(progress)``: what
       ``polyarm setup`` does (*trainer*).
+    - ``needs_x``: True if its simulator cannot render without an X server.
+    - ``one_per_process``: True if a process can hold one of its simulators only.
+    - ``environment(spec)``: variables its workers need when they start (*trainer*).
+    - ``interpreter(spec)``: a Python of its own for its workers, or None (*trainer*).
     """
 
     def tasks(self) -> Sequence[Task]:
@@ -182,9 +189,11 @@ class Suite(Protocol):
 class SuiteEnv(Protocol):
     """What an env made by a suite offers besides the Gymnasium API.
 
-    Its observation space is a flat Dict: ``"pixels/<camera>"`` uint8 (H, W, 3),
-    ``"state"`` float32 (n,), and suite extras by name. ``reset(options={"episode": index})``
-    starts exactly that episode, and ``info["is_success"]`` is a bool at every step.
+    Its observation space is a flat Dict: ``"pixels/<camera>"`` uint8 (H, W, 3), maybe
+    ``"depth/<camera>"``, ``"point_cloud/<camera>"`` and ``"mask/<camera>"``, which come and go with
+    it, ``"state"`` float32 (n,), and suite extras by name. ``reset(options={"episode": index})``
+    starts exactly that episode, and ``info["is_success"]`` is a bool at every step. Where an
+    episode has an instruction of its own, the reset's ``info["instruction"]`` says so.
     Optional extras, used where present:
 
     - ``expert_action()``: the scripted expert's action for the current state.

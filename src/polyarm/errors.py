@@ -28,6 +28,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from polyarm import signatures
+
 
 class PolyarmError(Exception):
     """Root of all exceptions raised by polyarm."""
@@ -55,7 +57,7 @@ class UnknownName(PolyarmError, ValueError):
             more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
             message += f" Valid: {', '.join(shown)}{more}."
         if hint:
-            message += f" {hint}"
+            message += f" {hint}" if message.endswith((".", "?")) else f". {hint}"
         super().__init__(message)
         self._args = (kind, name, tuple(names), hint)
 
@@ -172,7 +174,14 @@ class SlotError:
         )
         if self.signal:
             text += f" [{self.signal}]"
+        if self.kind != "collateral" and (known := self._explanation()):
+            text += f"\n{known}"
         for title, body in (("child's stack", self.stack), ("last stderr", self.stderr)):
             if body:
                 text += f"\n--- {title} ---\n{body.rstrip()}"
         return text
+
+    def _explanation(self) -> str | None:
+        # A crash's stack is split off its stderr, and may hold the only trace of its cause.
+        traces = f"{self.stderr}\n{self.stack}" if self.kind == "died" else self.stderr
+        return signatures.explain(traces, self.signal, self.phase, self.message, task=self.task)

@@ -97,6 +97,11 @@ def running_fixture() -> Callable[[int], bool]:
     return running
 
 
+def python_path() -> str:
+    """Where this package is, and what the test has put on the path."""
+    return os.pathsep.join([str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class Script(subprocess.Popen):
     """A trainer of its own in a session of its own; its lines arrive by pipe."""
 
@@ -107,7 +112,7 @@ class Script(subprocess.Popen):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
             **options,
         )
 

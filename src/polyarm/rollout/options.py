@@ -45,7 +45,7 @@ class EvalOptions:
         reset_timeout: The same for a reset.
         cameras: Cameras whose frames the policy sees, and which are recorded.
         image_size: Height and width of each frame in pixels; by default the protocol's, or 256.
-        display: How frames are rendered: auto, egl, osmesa or none.
+        display: How frames are rendered: auto, egl, osmesa, xvfb, xvfb-shared, external or none.
         suite_options: Options of the suite as NAME=VALUE, such as success=last.
         record: Episodes that are recorded as videos: all, failures, first:N or none.
         video_all: Record every episode; the same as record=all.

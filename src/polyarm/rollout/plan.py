@@ -88,10 +88,15 @@ def protocol(groups: Sequence[Group], options: EvalOptions) -> dict[str, Any]:
             "ensemble": options.ensemble,
             "cameras": list(options.cameras),
             "image_size": list(groups[0].specs[0].image_size) if options.cameras else None,
-            "renderer": describe_display(options.display) if options.cameras else None,
+            "renderer": _renderer(groups, options),
         }
     )
     return protocol
+
+
+def _renderer(groups: Sequence[Group], options: EvalOptions) -> str | None:
+    suites = sorted({spec.suite for group in groups for spec in group.specs})
+    return describe_display(options.display, suites) if options.cameras else None
 
 
 def condensed(protocol: Mapping[str, Any]) -> dict[str, Any]:

@@ -228,6 +228,7 @@ class Runner:
         """
         info, timings, now = ready.info, self._env.timings_ns(), time.monotonic()
         errors, files = info.get("error"), info.get("observed_files")
+        told = info.get("instruction")
         going: list[int] = []
         ended: list[RunningEpisode] = []
         for place, slot in enumerate(ready.slots.tolist()):
@@ -237,6 +238,8 @@ class Runner:
                     ended.append(episode)
                 continue
             self._note_times(episode, timings, slot)
+            if told is not None and told[place]:
+                episode.instruction = str(told[place])
             if steps := int(info["steps"][place]):
                 self._chunk_s += 0.1 * (now - episode.sent_at - self._chunk_s)
                 executed = episode.sent

@@ -68,12 +68,19 @@ def check_suite(
     if not plain:
         _check_rejected(suite, "option", spec.with_options(**{_NOT_A_NAME: 1}))
     suite.preload(spec)
-    with _built(suite, spec) as first, _built(suite, spec) as second:
+    with contextlib.ExitStack() as envs:
+        first = envs.enter_context(_built(suite, spec))
+
+        def make_second() -> gymnasium.Env[Any, Any]:
+            if getattr(suite, "one_per_process", False):
+                envs.close()
+            return envs.enter_context(_built(suite, spec))
+
         if not plain:
             _check_suite_env(spec, first)
         _check_description(suite, spec, first)
         check = check_seeds if plain else check_episodes
-        check(first, second, steps)
+        check(first, make_second, steps)
 
 
 def _check_names(suite: Suite) -> Sequence[Task]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyarm import display as displays
 from polyarm import registry
 from polyarm.contracts import EnvSpec, Footprint
-from polyarm.vector import host
+from polyarm.vector import host, screens
 
 _SHARE = 0.8
 """Of the memory that is free now, what envs may take; the policy and the page cache need some."""
@@ -43,7 +43,7 @@ def fit(spec: EnvSpec, display: str) -> Fit | None:
     if measure is None:
         return None
     need: Footprint = measure(spec)
-    on_gpu = bool(spec.cameras) and renders_on_gpu(display)
+    on_gpu = bool(spec.cameras) and renders_on_gpu(display, [spec.suite])
     per_env = need.host if on_gpu else need.host + need.graphics
     room = int(host.available_memory() * _SHARE) // host.local_ranks()
     fits = [Fit(max(1, room // per_env), _limit("main memory", room, per_env))]
@@ -74,9 +74,9 @@ def free_graphics_memory() -> int | None:
         return None
 
 
-def renders_on_gpu(display: str) -> bool:
-    """Whether frames would be rendered by a GPU and not by software."""
-    screen = displays.select(display, frames=True)
+def renders_on_gpu(display: str, suites: Sequence[str]) -> bool:
+    """Whether frames of these suites would be rendered by a GPU and not by software."""
+    screen = screens.choose(display, [registry.load(name) for name in suites], frames=True)
     described = f"{screen.name} {screen.description}".lower()
     return not any(name in described for name in _SOFTWARE)
 

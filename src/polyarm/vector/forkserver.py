@@ -17,6 +17,8 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from polyarm.display import xvfb
+from polyarm.display.xvfb import SharedScreen
 from polyarm.vector import host, process
 from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
@@ -62,6 +64,8 @@ class ForkServer:
         self._memory_limit: int | None = introduction["memory_limit"]
         self._search_path: list[str] = introduction["search_path"]
         self._memory_checked = 0.0
+        self._displays: dict[int, set[int]] = {}
+        self._screen = SharedScreen() if introduction["shared_screen"] else None
         self._orphans_due = False
         self._last_words: dict[int, tuple[int, str]] = {}
         self._closing = False
@@ -165,6 +169,12 @@ class ForkServer:
         return [item for item in items if isinstance(item, Start)]
 
     def _order(self, start: Start) -> None:
+        if self._screen is not None:
+            try:
+                start.message["environment"] |= {"DISPLAY": self._screen.name()}
+            except (OSError, RuntimeError) as error:
+                self._failed(start, {"message": f"found no display: {error}. {xvfb.FIX}"})
+                return
         if start.message["mode"] == "fresh":
             self._exec(start)
         else:
@@ -174,7 +184,9 @@ class ForkServer:
         """Start a worker in a fresh interpreter."""
         plan_fd = os.memfd_create("polyarm-plan")
         with open(plan_fd, "wb", closefd=False) as file:
-            pickle.dump((self._search_path, start.message["plan"]), file)
+            # Another Python has packages of its own, and finds this one by PYTHONPATH.
+            search_path = None if start.message["interpreter"] else self._search_path
+            pickle.dump((search_path, start.message["plan"]), file)
         os.lseek(plan_fd, 0, os.SEEK_SET)
         doorbell_fd, stderr_fd = start.hand_over()
         fds = (*self._kept, doorbell_fd)
@@ -189,9 +201,12 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             environment = {**os.environ, **start.message["environment"]}
             # -P keeps files of the working folder from hiding the standard library.
-            command = [sys.executable, "-P", "-m", "polyarm.vector.worker", *arguments]
+            python = start.message["interpreter"] or sys.executable
+            command = [python, "-P", "-m", "polyarm.vector.worker", *arguments]
             try:
-                os.execve(sys.executable, command, environment)
+                os.execve(python, command, environment)
+            except OSError as error:
+                os.write(2, f"cannot start {python}: {error}\n".encode())
             finally:
                 os._exit(71)
         for fd in (plan_fd, doorbell_fd, stderr_fd):
@@ -245,9 +260,11 @@ class ForkServer:
         start.drop()
 
     def _built(self, fd: int) -> None:
-        finished = os.read(fd, 4096)
-        for place in range(0, len(finished), 8):
-            worker = int.from_bytes(finished[place : place + 8], "little")
+        reports = os.read(fd, 128 * process.REPORT.size)
+        for worker, pid, number in process.REPORT.iter_unpack(reports):
+            if pid:
+                self._displays.setdefault(pid, set()).add(number)
+                continue
             for child in self._children.values():
                 if child.start.worker == worker:
                     child.building = False
@@ -268,6 +285,7 @@ class ForkServer:
                 self._ended(self._children[pid], status)
             elif not self._nursery.ended(pid):
                 self._reaped_early[pid] = status
+                xvfb.remove_files(pid, self._displays.pop(pid, ()))
         self._orphans_due = True
 
     def _ended(self, child: Child, status: int) -> None:
@@ -296,10 +314,18 @@ class ForkServer:
             return
         self._orphans_due = False
         known = self._children.keys() | self._nursery.pids()
+        if self._screen is not None:
+            known |= self._screen.pids()
         for pid in process.children():
             if pid not in known and process.owner(pid) not in self._children:
-                process.kill(pid)
+                self._kill_orphan(pid)
         self._reaped_early.clear()
+
+    def _kill_orphan(self, pid: int) -> None:
+        """Kill a process that may be an X server, and note what it will leave behind."""
+        if numbers := xvfb.numbers_of(pid):
+            self._displays.setdefault(pid, set()).update(numbers)
+        process.kill(pid)
 
     def _check_memory(self) -> None:
         limit = self._memory_limit
@@ -322,15 +348,17 @@ class ForkServer:
     def _kill_everything(self) -> None:
         """Kill all descendants, adopt what they leave, and kill that too."""
         end = time.monotonic() + _FAREWELL_S
+        if self._screen is not None:
+            self._screen.close()
         while (pids := process.children()) and time.monotonic() < end:
             for pid in pids:
-                process.kill(pid)
+                self._kill_orphan(pid)
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+                while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                    xvfb.remove_files(pid, self._displays.pop(pid, ()))
             time.sleep(0.002)
 
 

@@ -11,16 +11,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 
 import cloudpickle
 
-from polyarm.contracts import ForkMode
 from polyarm.errors import ForkServerDied
 from polyarm.vector import host
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.worker import WorkerPlan
+from polyarm.vector.workerstate import WorkerOptions
 
 # -P keeps files of the working folder from hiding the standard library.
 _SERVER = (sys.executable, "-P", "-m", "polyarm.vector.forkserver")
@@ -33,16 +32,10 @@ class ForkServerProcess:
 
     Args:
         fds: Block, mail and completion descriptors, which workers inherit.
-        environment: Variables set before anything is imported: thread limits and the display's.
-        memory_limit: Bytes of private memory a worker may hold, or None.
+        options: How workers are started and how long they may take.
     """
 
-    def __init__(
-        self,
-        fds: tuple[int, int, int],
-        environment: Mapping[str, str],
-        memory_limit: int | None,
-    ) -> None:
+    def __init__(self, fds: tuple[int, int, int], options: WorkerOptions) -> None:
         self.dead: ForkServerDied | None = None
         ours, theirs = Channel.pair()
         pidfd = os.pidfd_open(os.getpid())
@@ -53,7 +46,7 @@ class ForkServerProcess:
                 pass_fds=(theirs.fileno(), pidfd),
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **environment, "PYTHONPATH": _package_path()},
+                env={**os.environ, **options.environment, "PYTHONPATH": _package_path()},
             )
         finally:
             os.close(pidfd)
@@ -64,20 +57,15 @@ class ForkServerProcess:
                 "search_path": [str(Path.cwd()) if entry == "" else entry for entry in sys.path],
                 "folder": str(Path.cwd()),
                 "max_builds": host.cores(),
-                "memory_limit": memory_limit,
+                "memory_limit": options.memory_limit,
+                "shared_screen": options.x_server == "shared",
             },
             tuple(os.dup(fd) for fd in fds),
         )
 
-    def start_worker(
-        self,
-        plan: WorkerPlan,
-        doorbell: int,
-        mode: ForkMode,
-        environment: Mapping[str, str],
-        build_timeout_s: float,
-    ) -> None:
+    def start_worker(self, plan: WorkerPlan, doorbell: int, options: WorkerOptions) -> None:
         """Ask for a worker; what comes of it arrives as an event."""
+        mode = options.mode
         specs = pickle.dumps([(slot.location, slot.spec) for slot in plan.slots])
         locations = sorted({slot.location for slot in plan.slots})
         self.send(
@@ -90,8 +78,9 @@ class ForkServerProcess:
                 "build_key": _digest(specs),
                 "specs": specs,
                 "plan": cloudpickle.dumps(plan),
-                "environment": dict(environment),
-                "build_timeout_s": build_timeout_s,
+                "environment": dict(options.environment),
+                "build_timeout_s": options.build_timeout_s,
+                "interpreter": options.interpreter,
             },
             (os.dup(doorbell),),
         )

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from polyarm.contracts import FRAME_KEYS
 from polyarm.errors import UnsupportedSpace
 
 Path = tuple[str, ...]
@@ -27,8 +28,6 @@ _LINE = 64
 _PAGE = 4096
 FLAGS = ("terminated", "truncated", "frame_valid")
 """Flags of a slot in a row; frame_valid is per step instead when every step is delivered."""
-PIXELS = "pixels/"
-"""Prefix of the observation keys that hold camera frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Leaf:
     @property
     def is_frame(self) -> bool:
         """Whether this leaf holds camera frames."""
-        return bool(self.path) and self.path[0].startswith(PIXELS)
+        return bool(self.path) and self.path[0].startswith(FRAME_KEYS)
 
 
 def leaves(space: spaces.Space[Any], what: str, path: Path = ()) -> list[Leaf]:
@@ -208,4 +207,4 @@ def without_frames(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """``space`` less its frame keys, as ``frames="none"`` shows it."""
     if not isinstance(space, spaces.Dict):
         return space
-    return spaces.Dict({k: s for k, s in space.spaces.items() if not k.startswith(PIXELS)})
+    return spaces.Dict({k: s for k, s in space.spaces.items() if not k.startswith(FRAME_KEYS)})

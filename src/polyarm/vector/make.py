@@ -10,11 +10,10 @@ from typing import Any, Literal, get_args
 import cloudpickle
 import gymnasium
 
-from polyarm import display as displays
 from polyarm import registry
 from polyarm.contracts import EnvSpec, ForkMode, Suite
 from polyarm.errors import InvalidCall, UnknownName
-from polyarm.vector import host
+from polyarm.vector import host, screens
 from polyarm.vector.env import VectorEnv, VectorOptions
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.slot import Autoreset, Frames, Infos, SlotSettings
@@ -74,7 +73,9 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         autoreset: ``"next_step"``, ``"same_step"`` or ``"disabled"``, as in Gymnasium.
         start: How workers come to life: forked from a ``"built"`` env, forked after
             ``"imports"``, as ``"fresh"`` interpreters, or as the suite says (``"auto"``).
-        display: ``"auto"``, ``"egl"``, ``"osmesa"`` or ``"none"``.
+        display: ``"auto"``, ``"egl"``, ``"osmesa"``, ``"xvfb"`` (an X server for each worker),
+            ``"xvfb-shared"`` (one for all), ``"external"`` (yours: ``$DISPLAY``, or
+            ``"external:99"`` for screen ``:99.<local rank>``) or ``"none"``.
         infos: ``"auto"`` sends numeric keys every step and the rest at resets and ends;
             ``"full"`` pickles everything every step.
         step_timeout_s: A worker whose env step takes longer is killed and replaced.
@@ -118,8 +119,10 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     plans = [plan(slot, names[slot % len(names)]) for slot in range(num_envs)]
     dealt = [plan.spec for plan in plans]
     suites = [registry.load(plan.location) for plan in plans]
-    screen = displays.select(display, frames=any(spec.cameras for spec in dealt))
+    screen = screens.choose(display, suites, frames=any(spec.cameras for spec in dealt))
     workers = num_envs if num_workers is None else min(num_workers, num_envs)
+    screens.check_processes(suites, workers)
+    environment = {**screen.env, **screens.variables(suites, dealt)}
     settings = SlotSettings(
         num_envs=num_envs,
         num_workers=max(1, workers),
@@ -128,15 +131,19 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         autoreset=autoreset,
         infos=infos,
     )
-    mode = _mode(start, [suite.fork for suite in suites])
+    interpreter = screens.interpreter(suites, dealt)
+    mode = _mode("fresh" if interpreter else start, [suite.fork for suite in suites])
     engine: SerialEngine | WorkerEngine
     if workers == 0:
-        engine = SerialEngine(plans, settings, screen.env, max_restarts)
+        _check_in_process(interpreter)
+        engine = SerialEngine(
+            plans, settings, environment, max_restarts, own_screen=bool(screen.x_server)
+        )
     else:
         threads = host.thread_limits(workers, forked=mode != "never")
         options = WorkerOptions(
             mode=mode,
-            environment={**threads, **screen.env},
+            environment={**threads, **environment},
             step_timeout_s=step_timeout_s,
             reset_timeout_s=reset_timeout_s,
             build_timeout_s=build_timeout_s,
@@ -144,6 +151,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             memory_limit=memory_limit,
             entropy=seed,
             pin=pin_workers,
+            x_server=screen.x_server,
+            interpreter=interpreter,
         )
         engine = WorkerEngine(plans, _groups(num_envs, workers), settings, options)
     episodic = all(suite.episodic for suite in suites)
@@ -176,6 +185,14 @@ def _check_counts(num_envs: int, num_workers: int | None, ring: int) -> None:
         raise InvalidCall(f"ring must be at least 2, found {ring}: one row is being written")
 
 
+def _check_in_process(interpreter: str | None) -> None:
+    if interpreter is not None:
+        raise InvalidCall(
+            f"num_workers=0 runs envs in this process, but they need {interpreter}; "
+            "leave num_workers out"
+        )
+
+
 def _check_choice(option: str, value: str, valid: Sequence[str]) -> None:
     if value not in valid:
         raise UnknownName(option, str(value), valid)
@@ -198,9 +215,9 @@ def expand_tasks(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
     return expanded
 
 
-def describe_display(display: str) -> str:
-    """What would render frames with this choice of display; it shapes pixels."""
-    screen = displays.select(display, frames=True)
+def describe_display(display: str, suites: Sequence[str]) -> str:
+    """What would render frames of these suites with this choice of display; it shapes pixels."""
+    screen = screens.choose(display, [registry.load(name) for name in suites], frames=True)
     return f"{screen.name}: {screen.description}"
 
 

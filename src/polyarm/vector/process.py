@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+import struct
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,10 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 WORKER_TAG = "POLYARM_WORKER_PID"
 """Variable by which what a worker starts can be told from what another one started."""
+
+REPORT = struct.Struct("<qqq")
+"""What a worker tells the fork server: its index, and pid and number of its X server if that is
+what it tells; else that its envs are built."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -7,6 +7,7 @@ env that hangs or crashes the interpreter.
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,14 @@ from polyarm.vector.engine import Done
 from polyarm.vector.failures import from_letter
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.slot import Shared, Slot, SlotSettings
-from polyarm.vector.worker import SlotPlan, attach_display, build, describe, describe_error
+from polyarm.vector.worker import (
+    SlotPlan,
+    attach_display,
+    build,
+    describe,
+    describe_error,
+    open_screen,
+)
 
 log = logging.getLogger("polyarm")
 
@@ -31,6 +39,7 @@ class SerialEngine:
         settings: What all slots share.
         environment: The display's variables, set here before a simulator is imported.
         max_restarts: Consecutive failures of a slot without a finished episode.
+        own_screen: Whether to start an X server for this process.
     """
 
     def __init__(
@@ -39,11 +48,13 @@ class SerialEngine:
         settings: SlotSettings,
         environment: Mapping[str, str],
         max_restarts: int,
+        *,
+        own_screen: bool = False,
     ) -> None:
-        import os
-
         for name, value in environment.items():
             os.environ.setdefault(name, value)
+        self._display = os.environ.get("DISPLAY")
+        self._screen = open_screen() if own_screen else None
         self._plans = list(plans)
         self._max_restarts = max_restarts
         self._strikes = [0] * settings.num_envs
@@ -128,6 +139,11 @@ class SerialEngine:
         """Close all envs and free the memory."""
         for slot in self._slots:
             self._close_env(slot)
+        if self._screen is not None:
+            self._screen.close()
+            os.environ.pop("DISPLAY", None)
+            if self._display is not None:
+                os.environ["DISPLAY"] = self._display
         self.block.close()
         self.mail.close()
 

@@ -94,10 +94,9 @@ class Supervisor:
             describe=self.starting or worker.switching,
             entropy=options.entropy,
             cpu=self._cpus[worker.index % len(self._cpus)] if options.pin else None,
+            own_screen=options.x_server == "worker",
         )
-        self._server.start_worker(
-            plan, worker.doorbell.fd, options.mode, options.environment, options.build_timeout_s
-        )
+        self._server.start_worker(plan, worker.doorbell.fd, options)
         self._launched(worker)
 
     def retire(self, worker: WorkerState, *, kill: bool = False) -> None:

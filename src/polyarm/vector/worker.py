@@ -23,6 +23,9 @@ import numpy as np
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec
+from polyarm.display import xvfb
+from polyarm.display.xvfb import XServer
+from polyarm.errors import DisplayError
 from polyarm.vector import process
 from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
 from polyarm.vector.memory import Block, Mail
@@ -66,6 +69,7 @@ class WorkerPlan:
         describe: Whether the trainer wants the envs' spaces; a restart has the same.
         entropy: Seeds the global generators; None for fresh entropy.
         cpu: Core to be pinned to, or None.
+        own_screen: Whether to start an X server before anything is built.
     """
 
     worker: int
@@ -76,6 +80,7 @@ class WorkerPlan:
     describe: bool = True
     entropy: int | None = None
     cpu: int | None = None
+    own_screen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,26 @@ def attach_display(plan: SlotPlan, env: gymnasium.Env[Any, Any]) -> None:
     """Give the env its GL contexts, if it has cameras."""
     if plan.spec.cameras:
         registry.load(plan.location).attach_display(env)
+
+
+def open_screen() -> XServer:
+    """Start an X server and make it this process's display.
+
+    Raises:
+        DisplayError: It does not start.
+    """
+    try:
+        screen = xvfb.start()
+    except (OSError, RuntimeError) as error:
+        raise DisplayError(f"{error}. {xvfb.FIX} `polyarm doctor` looks further.") from error
+    os.environ["DISPLAY"] = screen.name
+    return screen
+
+
+def report(fd: int, worker: int, screen: XServer | None = None) -> None:
+    """Tell the fork server that a worker has built its envs, or which X server is its."""
+    pid, number = (screen.pid, screen.number) if screen is not None else (0, 0)
+    os.write(fd, process.REPORT.pack(worker, pid, number))
 
 
 def describe(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
@@ -162,6 +187,7 @@ class Worker:
         ]
         self._sequence = plan.sequence
         self._broken: set[int] = set()
+        self._screen: XServer | None = None
 
     def serve(self) -> None:
         """Build, then answer wake-ups; returns when told to close."""
@@ -182,6 +208,9 @@ class Worker:
             slot.publish(Phase.BUILD)
             try:
                 plan = self._plans[slot.index]
+                if self._plan.own_screen and self._screen is None:
+                    self._screen = open_screen()
+                    report(self._fds.built, self._plan.worker, self._screen)
                 env = build(plan) if self._envs is None else self._envs[place]
                 attach_display(plan, env)
                 slot.install(env, plan.spec, plan.attributes)
@@ -195,7 +224,7 @@ class Worker:
                 break
         self._rest()
         self._announce(self._sequence)
-        os.write(self._fds.built, self._plan.worker.to_bytes(8, "little"))
+        report(self._fds.built, self._plan.worker)
         return built
 
     def _run(self, sequence: int) -> bool:
@@ -275,6 +304,8 @@ class Worker:
     def _close_all(self) -> None:
         for slot in self._slots:
             self._close(slot)
+        if self._screen is not None:
+            self._screen.close()
 
 
 def run_worker(
@@ -303,7 +334,8 @@ def main() -> None:
     process.die_with(server)
     with open(plan_fd, "rb") as file:
         search_path, blob = pickle.load(file)
-    sys.path[:] = search_path
+    if search_path is not None:
+        sys.path[:] = search_path
     plan = pickle.loads(blob)
     process.run_and_leave(lambda: run_worker(plan, WorkerFds(*fds), None))
 

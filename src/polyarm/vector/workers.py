@@ -67,7 +67,7 @@ class WorkerEngine:
         self._commands_at = [self.board.command_at(slot) for slot in range(settings.num_envs)]
         self._results_at = [self.board.result_at(slot) for slot in range(settings.num_envs)]
         fds = (self.block.fd, self.mail.fd, self._completions.write_fd)
-        self._server = ForkServerProcess(fds, options.environment, options.memory_limit)
+        self._server = ForkServerProcess(fds, options)
         self._supervisor = Supervisor(
             self._server,
             self.board,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polyarm.contracts import ForkMode
+from polyarm.display import XServerMode
 from polyarm.vector.board import Phase
 from polyarm.vector.signals import Doorbell
 
@@ -30,6 +31,8 @@ class WorkerOptions:
         memory_limit: Bytes of private memory per worker, or None.
         entropy: Seeds the workers' global generators.
         pin: Whether each worker is bound to one core.
+        x_server: Who runs an X server for them.
+        interpreter: The Python of fresh workers; None for the trainer's own.
     """
 
     mode: ForkMode
@@ -41,6 +44,8 @@ class WorkerOptions:
     memory_limit: int | None = None
     entropy: int | None = None
     pin: bool = False
+    x_server: XServerMode = ""
+    interpreter: str | None = None
 
     def limit_s(self, phase: int) -> float:
         """How long an env call of this phase may take."""

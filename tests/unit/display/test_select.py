@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from polyarm.display import select as public_select
-from polyarm.display.select import Display, _proven_backend
+from polyarm.display import xvfb
+from polyarm.display.select import Display, _probe
 from polyarm.errors import DisplayError, UnknownName
 
 select_module = sys.modules["polyarm.display.select"]
@@ -20,15 +22,20 @@ WORKS = "import sys; sys.stdout.write('toy GL')"
 FAILS = "import sys; sys.exit('the toy driver is missing')"
 CRASHES = "import os; os.abort()"
 HANGS = "import time; time.sleep(60)"
+VARIABLES = (
+    "MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID", "DISPLAY", "LOCAL_RANK", "SLURM_LOCALID",
+    "CUDA_VISIBLE_DEVICES", "POLYARM_BASE_DISPLAY", "RLBENCH_BASE_DISPLAY",
+    "RLBENCH_PER_PROCESS_XVFB",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def fresh_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for variable in ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID"):
+    for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    _proven_backend.cache_clear()
+    _probe.cache_clear()
     yield
-    _proven_backend.cache_clear()
+    _probe.cache_clear()
 
 
 @pytest.fixture
@@ -104,7 +111,7 @@ def test_a_backend_is_probed_once_per_device(
     backends.update(egl=WORKS)
     first = public_select("egl", frames=True)
     backends.update(egl=FAILS)
-    assert public_select("egl", frames=True) is first
+    assert public_select("egl", frames=True) == first
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "7")
     with pytest.raises(DisplayError):
         public_select("egl", frames=True)
@@ -140,3 +147,100 @@ def test_choosing_a_display_loads_no_graphics_library_here() -> None:
         "assert not any(name in maps for name in ('libEGL', 'libOSMesa', 'libGL', 'libmujoco'))\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_a_probe_may_add_variables(backends: dict[str, str]) -> None:
+    backends.update(egl="print('toy GL'); print('WHICH=2')")
+    assert public_select("egl", frames=True).env == {"TOY": "egl", "WHICH": "2"}
+
+
+def test_the_gpu_of_this_rank_is_what_a_backend_is_asked_for(
+    backends: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends.update(egl="import sys; print('device', *sys.argv[1:])")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    assert public_select("egl", frames=True).description == "device 6"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert public_select("egl", frames=True).description == "device 4"
+
+
+# Simulators that need an X server.
+
+
+def test_without_frames_a_simulator_that_needs_x_needs_none() -> None:
+    display = public_select("auto", frames=False, needs_x=True)
+    assert (display.name, display.x_server) == ("none", "")
+    assert display.env["QT_QPA_PLATFORM"] == "offscreen"
+
+
+@pytest.mark.parametrize(("name", "server"), [("auto", "worker"), ("xvfb-shared", "shared")])
+def test_xvfb_renders_and_says_who_starts_it(name: str, server: str) -> None:
+    display = public_select(name, frames=True, needs_x=True)
+    assert display.x_server == server
+    assert display.description.startswith("Xvfb on ")
+    assert display.env["QT_QPA_PLATFORM"] == "xcb"
+
+
+def test_without_virtualgl_egl_names_the_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", without_program("vglrun"))
+    with pytest.raises(DisplayError, match=r"VirtualGL is not installed.*'xvfb'.*'external'"):
+        public_select("egl", frames=True, needs_x=True)
+
+
+def test_osmesa_cannot_serve_a_simulator_that_needs_x() -> None:
+    with pytest.raises(DisplayError, match="needs an X server"):
+        public_select("osmesa", frames=True, needs_x=True)
+
+
+def test_without_xvfb_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DisplayError, match=r"Xvfb is not installed.*apt-get install xvfb"):
+        public_select("xvfb", frames=True)
+
+
+def test_an_external_server_that_does_not_answer_is_refused() -> None:
+    with pytest.raises(DisplayError, match=r"no X server answers at DISPLAY=':987.0'"):
+        public_select("external:987", frames=True, needs_x=True)
+
+
+def test_an_external_server_must_be_named() -> None:
+    with pytest.raises(DisplayError, match="set DISPLAY"):
+        public_select("external", frames=True)
+
+
+def test_only_an_external_display_takes_a_number() -> None:
+    with pytest.raises(UnknownName):
+        public_select("egl:1", frames=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "name"),
+    [
+        ({"DISPLAY": ":5"}, "2", ":5"),
+        ({"DISPLAY": ":5", "RLBENCH_BASE_DISPLAY": "{}"}, "0", "{}.0"),
+        ({"RLBENCH_BASE_DISPLAY": "{}.0"}, "3", "{}.0"),
+    ],
+)
+def test_rlbench_variables_choose_the_screen_of_a_rank(
+    environment: dict[str, str], rank: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = xvfb.start()
+    try:
+        monkeypatch.setenv("RLBENCH_PER_PROCESS_XVFB", "0")
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        for variable, value in environment.items():
+            value = server.name if value == ":5" else value.format(server.name)
+            monkeypatch.setenv(variable, value)
+        expected = server.name if name == ":5" else name.format(server.name)
+        display = public_select("auto", frames=True, needs_x=True)
+        assert (display.name, display.env["DISPLAY"]) == ("external", expected)
+        assert display.x_server == ""
+    finally:
+        server.close()
+
+
+def without_program(name: str) -> str:
+    """The PATH without the folders that hold a program."""
+    folders = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(f for f in folders if not (Path(f) / name).exists())

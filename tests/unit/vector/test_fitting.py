@@ -24,7 +24,7 @@ def suite(monkeypatch: pytest.MonkeyPatch):
         raising=False,
     )
     monkeypatch.setattr(host, "available_memory", lambda: 100 * GIB)
-    monkeypatch.setattr(fitting, "renders_on_gpu", lambda display: False)
+    monkeypatch.setattr(fitting, "renders_on_gpu", lambda *_: False)
     return monkeypatch
 
 
@@ -44,7 +44,7 @@ def test_envs_without_cameras_need_no_room_for_textures(suite):
     ("free", "expected", "limit"), [(10, 8, "the GPU's memory"), (1000, 80, "main memory")]
 )
 def test_a_gpu_has_a_memory_of_its_own_and_the_smaller_limit_counts(suite, free, expected, limit):
-    suite.setattr(fitting, "renders_on_gpu", lambda display: True)
+    suite.setattr(fitting, "renders_on_gpu", lambda *_: True)
     suite.setattr(fitting, "free_graphics_memory", lambda: free * GIB)
     found = fitting.fit(SPEC, "auto")
     assert found.num_envs == expected
