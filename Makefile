@@ -56,6 +56,7 @@ bench: setup ## run every benchmark against its peers
 	$(BIN)/python benchmarks/restart.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/libero.py
+	$(BIN)/python benchmarks/rlbench_double.py
 
 soak: setup ## ten minutes of random kills; nothing may grow
 	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -21,6 +22,10 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for rlbench_fixture
+
+from rlbench_fixture import rlbench  # noqa: F401  a fixture for everybody
 
 Found = Counter[str]
 

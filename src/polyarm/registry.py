@@ -21,6 +21,7 @@ _BUILT_IN = {
     "gym": "polyarm.suites.gymnasium:GymnasiumSuite",
     "libero": "polyarm.suites.libero:Libero",
     "metaworld": "polyarm.suites.metaworld:MetaWorld",
+    "rlbench": "polyarm.suites.rlbench:RLBench",
 }
 
 # Callables handed to make_vec have no tasks that a user could name, and toys are for tests.

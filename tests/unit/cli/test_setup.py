@@ -15,6 +15,8 @@ from polyarm.cli import setup
 from polyarm.cli.main import main
 from polyarm.contracts import Requirement
 from polyarm.errors import StorageError
+from polyarm.suites.rlbench.options import SetupOptions as RLBenchOptions
+from polyarm.suites.rlbench.options import Step
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,6 +68,128 @@ def test_help_teaches(capsys: Any) -> None:
     for words in ("--assets", "--force", "--check", "examples:", "POLYARM_CACHE", "HF_ENDPOINT"):
         assert words in out
     assert "setup" in polyarm("--help", capsys=capsys)[1]
+
+
+def test_rlbench_and_xorg_teach_their_own_options(capsys: Any) -> None:
+    overview = polyarm("setup", "--help", capsys=capsys)[1]
+    assert "polyarm setup rlbench --help" in overview
+    assert "polyarm setup xorg --help" in overview
+    assert "--venv" not in overview
+    for words in (("rlbench", "--help"), ("--help", "rlbench")):
+        code, out, _ = polyarm("setup", *words, capsys=capsys)
+        assert code == 0
+        for text in ("--venv", "--accept-licences", "--dry-run", "COPPELIASIM_ROOT", "examples:"):
+            assert text in out
+        assert "--assets" not in out
+    code, out, _ = polyarm("setup", "xorg", "--help", capsys=capsys)
+    assert code == 0
+    for text in ("--headless-gpu", "--max-clients", "--write", "/etc/X11", "xvfb"):
+        assert text in out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def rlbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RLBenchOptions]:
+    """What RLBench's set-up was asked for; it does nothing, and packages are missing."""
+    from polyarm.suites.rlbench import setup as rlbench_setup
+
+    asked: list[RLBenchOptions] = []
+
+    def install(options: RLBenchOptions, progress: Progress) -> list[Step]:
+        asked.append(options)
+        progress("unpacking", 1, 2)
+        state: Any = "missing" if options.skip_test else "done"
+        return [Step("system packages", state, "sudo apt-get install xvfb")]
+
+    monkeypatch.setenv("POLYARM_CACHE", str(tmp_path))
+    monkeypatch.setattr(rlbench_setup, "setup", install)
+    return asked
+
+
+def test_rlbench_is_set_up_and_its_exit_code_tells_what_is_missing(
+    rlbench: list[RLBenchOptions], capsys: Any
+) -> None:
+    words = ("setup", "rlbench", "--accept-licences")
+    code, out, err = polyarm(*words, "--venv", "env", capsys=capsys)
+    assert code == 0
+    assert rlbench == [RLBenchOptions(accept_licences=True, venv=Path("env"))]
+    assert "system packages: sudo apt-get install xvfb (done now)" in out
+    assert "rlbench is ready" in out
+    assert "unpacking" in err
+    code, out, _ = polyarm(*words, "--skip-test", capsys=capsys)
+    assert code == 1
+    assert "system packages: MISSING: sudo apt-get install xvfb" in out
+    assert "not ready yet: system packages" in out
+
+
+def test_a_dry_run_of_rlbench_asks_nothing_and_says_that_it_changed_nothing(
+    rlbench: list[RLBenchOptions], capsys: Any
+) -> None:
+    code, out, _ = polyarm("setup", "rlbench", "--dry-run", capsys=capsys)
+    assert code == 0
+    assert "Nothing was changed" in out
+    assert rlbench[0].dry_run
+
+
+@pytest.mark.parametrize(("answer", "goes_on"), [("yes\n", True), ("no\n", False), ("", False)])
+def test_licences_are_asked_for_on_a_terminal(
+    answer: str,
+    goes_on: bool,
+    rlbench: list[RLBenchOptions],
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    code, out, _ = polyarm("setup", "rlbench", capsys=capsys)
+    for words in ("educat", "non-commercial", "Do you accept"):
+        assert words in out
+    assert code == (0 if goes_on else 2)
+    assert [options.accept_licences for options in rlbench] == [True] * goes_on
+
+
+def test_without_a_terminal_the_flag_for_the_licences_is_named(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYARM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
+    code, _, err = polyarm("setup", "rlbench", capsys=capsys)
+    assert code == 2
+    assert "polyarm setup rlbench --accept-licences" in err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_check_of_rlbench_installs_nothing(
+    tmp_path: Path, rlbench: list[RLBenchOptions], capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COPPELIASIM_ROOT", raising=False)
+    code, out, _ = polyarm("setup", "rlbench", "--check", capsys=capsys)
+    assert code == 1
+    assert "CoppeliaSim 4.1.0, PyRep and RLBench: missing. polyarm setup rlbench" in out
+    assert not rlbench
+    assert not list(tmp_path.iterdir())
+
+
+def test_xorg_shows_its_files_and_writes_them_only_when_asked(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyarm.display.xorg.gpu_addresses", lambda: ["00000000:1B:00.0"])
+    monkeypatch.setattr("polyarm.display.xorg.in_container", lambda: True)
+    words = ("setup", "xorg", "--folder", str(tmp_path / "X11"))
+    code, out, _ = polyarm(*words, capsys=capsys)
+    assert code == 0
+    for text in ("PCI:27:0:0", "MaxClients", "X :99", "Xwrapper.config", "anybody", "Nothing was"):
+        assert text in out
+    for text in ("container", "/tmp/.X11-unix", "xvfb"):
+        assert text in out
+    assert not (tmp_path / "X11").exists()
+    code, out, _ = polyarm(*words, "--write", capsys=capsys)
+    assert code == 0
+    assert f"{tmp_path}/X11/xorg.conf: written" in out
+    assert "PCI:27:0:0" in (tmp_path / "X11" / "xorg.conf").read_text()
 
 
 def test_a_suite_is_set_up_and_says_what_there_is_now(robots: Robots, capsys: Any) -> None:

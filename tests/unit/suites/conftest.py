@@ -10,6 +10,8 @@ import pytest
 
 from polyarm.suites.libero.assets import FOLDERS
 
+sys.path.append(str(Path(__file__).parent))  # for toy_coppeliasim
+
 MakeAssets = Callable[[Path], Path]
 
 

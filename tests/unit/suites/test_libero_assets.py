@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from polyarm.errors import MissingExtra, RunConflict, StorageError
-from polyarm.suites.libero import archive, assets, install
+from polyarm.suites import archive
+from polyarm.suites.libero import assets, install
 from polyarm.suites.libero.assets import Manifest, check_assets, checked_folder, find_assets
 from polyarm.suites.libero.install import install_assets
 

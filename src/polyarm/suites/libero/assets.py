@@ -11,8 +11,6 @@ import importlib.util
 import json
 import os
 import shlex
-import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +18,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from polyarm.errors import MissingExtra, StorageError
-
-Progress = Callable[[str, int, int], None]
-"""Is told what is being done, how much of it is done, and how much there is (0: not known)."""
+from polyarm.suites.cache import Progress, cache_folder, write_whole
 
 FOLDERS = (
     "articulated_objects",
@@ -39,22 +35,6 @@ INSTALL = "pip install 'polyarm[libero]' && polyarm setup libero"
 _SETUP = "polyarm setup libero"
 _GIVEN = "POLYARM_LIBERO_ASSETS"
 _FORMAT = 1
-
-
-def cache_folder() -> Path:
-    """``$POLYARM_CACHE``, else ``$XDG_CACHE_HOME/polyarm``, else ``~/.cache/polyarm``.
-
-    Raises:
-        StorageError: None of these can be told.
-    """
-    if own := os.environ.get("POLYARM_CACHE"):
-        return Path(own).absolute()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).absolute() / "polyarm"
-    try:
-        return Path.home() / ".cache" / "polyarm"
-    except RuntimeError as error:
-        raise StorageError(f"there is no home folder ({error}): set POLYARM_CACHE") from error
 
 
 def suite_folder() -> Path:
@@ -192,20 +172,6 @@ class Manifest:
 def manifest_file(folder: Path) -> Path:
     """Where the manifest of a folder lies: beside it."""
     return folder.with_name(f"{folder.name}.json")
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file so that others see the old text or the new one, and nothing in between."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", delete=False) as draft:
-        try:
-            draft.write(text)
-            draft.flush()
-            os.fsync(draft.fileno())
-            Path(draft.name).chmod(0o644)
-            Path(draft.name).rename(file)
-        except BaseException:
-            Path(draft.name).unlink(missing_ok=True)
-            raise
 
 
 def package_folder() -> Path:

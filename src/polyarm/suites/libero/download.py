@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from polyarm.errors import MissingExtra, StorageError
-from polyarm.suites.libero.assets import Progress
+from polyarm.suites.cache import Progress
 from polyarm.suites.libero.hub import DISK_FULL, REFUSED, nbytes_below
 
 REPOSITORY = "lerobot/libero-assets"

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from polyarm.suites.libero.archive import safe_name
+from polyarm.suites.archive import safe_name
 
 DISK_FULL = 28
 """Exit status when there is no space left."""

@@ -6,23 +6,19 @@ process at a time does it; what a killed one left is cleared away by the next.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import importlib.util
 import os
 import re
 import shutil
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from polyarm.errors import RunConflict, StorageError
-from polyarm.suites.libero.archive import extract
+from polyarm.errors import StorageError
+from polyarm.suites.archive import extract
+from polyarm.suites.cache import Progress, alone, disk_errors
 from polyarm.suites.libero.assets import (
     Manifest,
-    Progress,
     check_assets,
     holds_assets,
     manifest_file,
@@ -31,7 +27,6 @@ from polyarm.suites.libero.assets import (
 from polyarm.suites.libero.download import REPOSITORY, download
 
 LOCK_TIMEOUT_S = 3600.0
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # LIBERO's own scenes name some files that never existed: 15 of 347 in the complete set.
 _MOST_DANGLING = 0.1
@@ -64,7 +59,11 @@ def install_assets(
         raise StorageError(f"there is no folder or archive {source}")
     target = suite_folder() / "assets"
     draft = target.with_name(f"assets.part-{os.getpid()}")
-    with _disk_errors(target), _alone(target.with_name("assets.lock"), progress):
+    lock = target.with_name("assets.lock")
+    with (
+        disk_errors("LIBERO's assets were", target),
+        alone(lock, "LIBERO", progress, LOCK_TIMEOUT_S),
+    ):
         if not force and (manifest := _intact(target, progress)) is not None:
             return manifest, False
         _clear_leftovers(target)
@@ -205,37 +204,3 @@ def _other_places() -> Iterator[Path]:
         for value in re.findall(r"^assets:\s*(\S.*?)\s*$", text, re.MULTILINE):
             yield Path(value.strip("'\""))
     yield Path.home() / ".cache" / "libero" / "assets"
-
-
-@contextmanager
-def _alone(lock: Path, progress: Progress) -> Iterator[None]:
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    with lock.open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RunConflict(
-                        f"another set-up of LIBERO has held {lock} for {LOCK_TIMEOUT_S:.0f} s; "
-                        f"stop it and try again"
-                    ) from None
-                progress("waiting for another set-up of LIBERO", 0, 0)
-                time.sleep(0.1)
-        yield
-
-
-@contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        if error.errno in _FULL:
-            what = "the disk is full. Free some space, or set POLYARM_CACHE to a folder elsewhere"
-        else:
-            what = str(error)
-        raise StorageError(f"LIBERO's assets were not installed into {target}: {what}") from error

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from polyarm.errors import StorageError
-from polyarm.suites.libero.assets import Progress
+from polyarm.suites.cache import Progress
 
 TIMEOUT_S = 600.0
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from polyarm.contracts import Requirement
 from polyarm.errors import InvalidCall, MissingExtra, StorageError
+from polyarm.suites.cache import Progress
 from polyarm.suites.libero.assets import (
     Manifest,
-    Progress,
     assets_folder,
     check_assets,
     prepare_libero_config,

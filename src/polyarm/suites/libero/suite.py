@@ -19,8 +19,9 @@ from gymnasium.spaces import Box, Dict
 
 from polyarm.contracts import EnvDescription, EnvSpec, Footprint, ForkMode, Requirement, Task
 from polyarm.errors import UnknownName
+from polyarm.suites.cache import Progress
 from polyarm.suites.libero import catalogue
-from polyarm.suites.libero.assets import Manifest, Progress, assets_folder
+from polyarm.suites.libero.assets import Manifest, assets_folder
 from polyarm.suites.libero.protocols import GRIPPERS, PROTOCOLS, Protocol
 
 if TYPE_CHECKING:

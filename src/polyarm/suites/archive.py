@@ -1,10 +1,11 @@
-"""Unpacking of archives that somebody else made: files and folders only, nothing outside."""
+"""Unpacking of archives that somebody else made: nothing gets outside of the new folder."""
 
 from __future__ import annotations
 
 import bz2
 import gzip
 import lzma
+import os
 import shutil
 import stat
 import tarfile
@@ -15,10 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from polyarm.errors import StorageError
-from polyarm.suites.libero.assets import Progress
+from polyarm.suites.cache import Progress
 
 MOST_NBYTES = 16 << 30
-"""More than this is no LIBERO; with all its meshes it has about 1 GB."""
+"""More than this is no simulator: LIBERO and CoppeliaSim have about 1 GB each."""
 
 MOST_FILES = 100_000
 
@@ -34,8 +35,15 @@ _DAMAGE = (
 _CHUNK = 1 << 20
 
 
-def extract(archive: Path, folder: Path, progress: Progress) -> None:
+def extract(archive: Path, folder: Path, progress: Progress, *, program: bool = False) -> None:
     """Unpack a .zip, or a .tar that may be compressed with gzip, bzip2 or xz, into a new folder.
+
+    Args:
+        archive: The file.
+        folder: Where its members go.
+        progress: Is told how it goes.
+        program: Whether a .tar holds a program, with executable files and links between its
+            files. Without it a link is refused, and no file becomes executable.
 
     Raises:
         StorageError: The archive is damaged, holds what must not be unpacked, or is too large.
@@ -45,7 +53,8 @@ def extract(archive: Path, folder: Path, progress: Progress) -> None:
         if _starts_with(archive, b"PK"):
             _unzip(archive, writer, progress)
         else:
-            _untar(archive, writer, progress)
+            _untar(archive, writer, progress, program=program)
+            writer.make_links()
     except _DAMAGE as error:
         raise StorageError(
             f"{archive} cannot be unpacked: it is truncated, damaged or no archive "
@@ -65,17 +74,21 @@ def _starts_with(file: Path, magic: bytes) -> bool:
         return opened.read(len(magic)) == magic
 
 
-def _untar(archive: Path, writer: _Writer, progress: Progress) -> None:
+def _untar(archive: Path, writer: _Writer, progress: Progress, *, program: bool) -> None:
     total = archive.stat().st_size
     with archive.open("rb") as packed, closing(_decompressed(packed)) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for member in tar:
                 if member.isdir():
                     continue
+                if program and (member.issym() or member.islnk()):
+                    writer.remember_link(member.name, member.linkname, hard=member.islnk())
+                    continue
                 content = tar.extractfile(member) if member.isreg() else None
                 if content is None:
                     raise writer.refusal(member.name, "is neither a file nor a folder")
-                writer.write(member.name, content, member.size)
+                executable = program and bool(member.mode & stat.S_IXUSR)
+                writer.write(member.name, content, member.size, executable=executable)
                 progress("unpacking", packed.tell(), total)
         # The checksum comes last: only a stream that was read to its end is known to be intact.
         while stream.read(_CHUNK):
@@ -112,20 +125,15 @@ def _unzip(archive: Path, writer: _Writer, progress: Progress) -> None:
 
 
 class _Writer:
-    """Writes members below one folder, which holds no link that could lead out of it."""
+    """Writes members below one folder, which holds no link while it does so."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         self._archive, self._folder = archive, folder
+        self._links: list[tuple[str, str, bool]] = []
         self.nbytes = self._num_files = 0
 
-    def write(self, name: str, content: IO[bytes], size: int) -> None:
-        if not safe_name(name):
-            raise self.refusal(name, "leads out of the folder")
-        self.nbytes += size
-        self._num_files += 1
-        if self.nbytes > MOST_NBYTES or self._num_files > MOST_FILES:
-            raise self.refusal(name, f"is beyond {MOST_NBYTES:,} bytes or {MOST_FILES:,} files")
-        path = self._folder / name
+    def write(self, name: str, content: IO[bytes], size: int, *, executable: bool = False) -> None:
+        path = self._admit(name, size)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
@@ -135,6 +143,46 @@ class _Writer:
             raise self.refusal(name, "is both a file and a folder") from error
         if written != size:
             raise EOFError(f"{name} ends after {written:,} of {size:,} bytes")
+        if executable:
+            path.chmod(0o755)
+
+    def remember_link(self, name: str, target: str, *, hard: bool) -> None:
+        self._admit(name, 0)
+        self._links.append((name, target, hard))
+
+    def make_links(self) -> None:
+        """Make the links when all files are there, so that none is written through a link."""
+        root = self._folder.resolve()
+        hard_first = sorted(self._links, key=lambda link: not link[2])
+        for name, target, hard in hard_first:
+            path = root / name
+            if Path(os.path.realpath(path.parent)) != path.parent:
+                raise self.refusal(name, "is reached through a link")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if hard:
+                    self._check_inside(name, self._folder / target, root)
+                    os.link(self._folder / target, path)
+                else:
+                    path.symlink_to(target)
+            except (FileNotFoundError, NotADirectoryError, FileExistsError) as error:
+                raise self.refusal(name, f"is a link to {target!r} that cannot be made") from error
+        for name, _, _ in self._links:
+            self._check_inside(name, self._folder / name, root)
+
+    def _check_inside(self, name: str, path: Path, root: Path) -> None:
+        # Not `resolve`: it raises on a circle of links, and an absolute path is followed alike.
+        if root not in Path(os.path.realpath(path)).parents:
+            raise self.refusal(name, "is a link that leads out of the folder")
+
+    def _admit(self, name: str, size: int) -> Path:
+        if not safe_name(name):
+            raise self.refusal(name, "leads out of the folder")
+        self.nbytes += size
+        self._num_files += 1
+        if self.nbytes > MOST_NBYTES or self._num_files > MOST_FILES:
+            raise self.refusal(name, f"is beyond {MOST_NBYTES:,} bytes or {MOST_FILES:,} files")
+        return self._folder / name
 
     def refusal(self, name: str, why: str) -> StorageError:
         return StorageError(f"{self._archive} was not unpacked: its member {name!r} {why}")

@@ -1,0 +1,1 @@
+-- Stands for an add-on that opens a port when the simulator starts.
