@@ -1,0 +1,124 @@
+"""Cores, memory and limits against the planned workers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from polyarm.contracts import Footprint
+from polyarm.doctor.case import Case
+from polyarm.doctor.findings import Finding
+from polyarm.vector import host
+
+CROWDED = 4
+"""Workers per core beyond which they mostly wait for one another."""
+
+TIGHT = 0.8
+"""Of the free memory, beyond which little is left for anything else."""
+
+DESCRIPTORS_PER_WORKER, DESCRIPTORS = 8, 256
+THREADS_PER_WORKER, THREADS_PER_X_WORKER, THREADS = 4, 32, 128
+"""Roughly; CoppeliaSim and its X server start some for each core."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+_SHM = Path("/dev/shm")
+_GIB = 2**30
+
+
+def check_cores(case: Case) -> Iterator[Finding]:
+    """Cores of this rank against its workers."""
+    cores, workers = host.cores(), case.num_envs
+    text = f"{cores} for {workers} workers"
+    if (ranks := host.local_ranks()) > 1:
+        text += f" of this rank, one of {ranks}"
+    if (everywhere := os.cpu_count() or cores) > cores:
+        text += f" ({everywhere} in the machine; affinity, cgroup and ranks leave the rest)"
+    if workers > CROWDED * cores:
+        fix = f"--num-envs {CROWDED * cores} or less, or more cores"
+        yield Finding("cores", "warning", f"{text}: they wait for one another", fix)
+    else:
+        yield Finding("cores", "ok", text)
+
+
+def check_memory(case: Case) -> Iterator[Finding]:
+    """Memory that is free now against what the planned workers take."""
+    room = host.available_memory() // host.local_ranks()
+    text = f"{room / _GIB:.1f} GiB free"
+    spec = case.spec()
+    measure = getattr(case.suite, "footprint", None)
+    if spec is None or measure is None:
+        yield Finding("memory", "ok", text)
+        return
+    need: Footprint = measure(spec)
+    # Xvfb renders in main memory, GPU or not.
+    each = need.host if case.gpus and not case.needs_x else need.host + need.graphics
+    text += f", {case.num_envs} workers of {each / 2**20:.0f} MiB take {_gib(each * case.num_envs)}"
+    if each * case.num_envs > room:
+        fits = max(1, int(room // each))
+        fix = f"--num-envs {fits}; or free memory, or raise the job's memory limit"
+        yield Finding("memory", "broken", text, fix)
+    elif each * case.num_envs > TIGHT * room:
+        yield Finding("memory", "warning", f"{text}: little is left for a policy")
+    else:
+        yield Finding("memory", "ok", text)
+
+
+def check_limits(case: Case) -> Iterator[Finding]:
+    """Limits on files, processes and locked memory, by ulimit and cgroup."""
+    files = DESCRIPTORS + DESCRIPTORS_PER_WORKER * case.num_envs
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    each = THREADS_PER_X_WORKER if case.needs_x else THREADS_PER_WORKER
+    tasks = THREADS + each * case.workers
+    limits = [
+        ("open files", hard, files, f"ulimit -n {files} (before Python starts)"),
+        (
+            "processes",
+            resource.getrlimit(resource.RLIMIT_NPROC)[0],
+            tasks,
+            f"ulimit -u {tasks} (before Python starts), or nproc in /etc/security/limits.conf",
+        ),
+        ("tasks of the cgroup", pids_limit(), tasks, f"docker run --pids-limit {2 * tasks} …"),
+    ]
+    fine = []
+    for name, limit, wanted, fix in limits:
+        if limit != resource.RLIM_INFINITY and limit < wanted:
+            text = f"{limit} {name}, about {wanted} for {case.num_envs} workers"
+            yield Finding("limits", "broken", text, fix)
+        else:
+            fine.append(f"{name} {_number(limit)}")
+    fine.append(f"locked memory {_size(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])}")
+    yield Finding("limits", "ok", ", ".join(fine))
+
+
+def check_shared_memory(case: Case) -> Iterator[Finding]:
+    """Where others need a large one, nothing is needed here."""
+    if not _SHM.is_dir():
+        yield Finding("/dev/shm", "ok", "not there, and not needed")
+        return
+    size = shutil.disk_usage(_SHM).total
+    yield Finding("/dev/shm", "ok", f"{_gib(size)}, not needed: the shared block has no name")
+
+
+def pids_limit() -> int:
+    """How many tasks the cgroup allows; infinite without a limit."""
+    lowest = resource.RLIM_INFINITY
+    for file in (_CGROUP / "pids.max", _CGROUP / "pids" / "pids.max"):
+        text = file.read_text().strip() if file.is_file() else "max"
+        if text != "max":
+            lowest = int(text) if lowest == resource.RLIM_INFINITY else min(lowest, int(text))
+    return lowest
+
+
+def _number(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+def _size(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit / 2**20:.0f} MiB"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.1f} GiB" if nbytes >= _GIB else f"{nbytes / 2**20:.0f} MiB"

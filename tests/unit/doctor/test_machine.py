@@ -1,0 +1,131 @@
+"""Cores, memory and limits against the planned workers."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from polyarm.doctor import Case, machine
+from polyarm.vector import host
+
+GIB = 2**30
+
+
+def only(findings):
+    [finding] = findings
+    return finding
+
+
+@pytest.fixture
+def limits(monkeypatch, tmp_path):
+    """Limits by their number; those that are not named are unlimited."""
+    values = {}
+    infinite = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (values.get(kind, infinite),) * 2)
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    return values
+
+
+def test_cores_for_every_worker_are_fine(monkeypatch):
+    monkeypatch.setattr(host, "cores", lambda: 8)
+    assert only(machine.check_cores(Case(num_envs=32))).status == "ok"
+
+
+def test_many_workers_on_few_cores_are_a_warning(monkeypatch):
+    monkeypatch.setattr(host, "cores", lambda: 2)
+    finding = only(machine.check_cores(Case(num_envs=64)))
+    assert finding.status == "warning"
+    assert finding.text.startswith("2 for 64 workers")
+    assert "--num-envs 8" in finding.fix
+
+
+def test_cores_that_are_taken_away_and_ranks_are_told(monkeypatch):
+    monkeypatch.setattr(host, "cores", lambda: 4)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    text = only(machine.check_cores(Case(num_envs=4))).text
+    assert "one of 8" in text
+    assert "64 in the machine" in text
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_memory_that_suffices_is_fine(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 100 * GIB)
+    finding = only(machine.check_memory(Case("metaworld", 8)))
+    assert finding.status == "ok"
+    assert finding.text.startswith("100.0 GiB free, 8 workers of ")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_memory_that_does_not_suffice_is_broken_with_what_fits(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 1 * GIB)
+    finding = only(machine.check_memory(Case("metaworld", 64)))
+    assert finding.status == "broken"
+    assert "--num-envs 3;" in finding.fix
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_memory_that_just_suffices_is_a_warning(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 1 * GIB)
+    finding = only(machine.check_memory(Case("metaworld", 3)))
+    assert finding.status == "warning"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_holds_the_textures_but_not_those_of_xvfb(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 100 * GIB)
+    assert "1 workers of 110 MiB" in only(machine.check_memory(Case("metaworld", 1))).text
+    assert "1 workers of 540 MiB" in only(machine.check_memory(Case("rlbench", 1))).text
+
+
+def test_memory_is_shared_by_the_ranks_of_a_host(monkeypatch):
+    monkeypatch.setattr(host, "available_memory", lambda: 100 * GIB)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert only(machine.check_memory(Case())).text == "25.0 GiB free"
+
+
+def test_generous_limits_are_one_line(limits):
+    finding = only(machine.check_limits(Case(num_envs=64)))
+    assert finding.status == "ok"
+    assert "open files unlimited, processes unlimited" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "words", "fix"),
+    [
+        (resource.RLIMIT_NOFILE, "100 open files", "ulimit -n 768"),
+        (resource.RLIMIT_NPROC, "100 processes", "ulimit -u 384"),
+    ],
+)
+def test_a_limit_that_is_too_low_is_broken(limit, words, fix, limits):
+    limits[limit] = 100
+    broken, _ = machine.check_limits(Case("metaworld", 64))
+    assert broken.status == "broken"
+    assert words in broken.text
+    assert broken.fix.startswith(fix)
+
+
+def test_a_container_s_limit_on_tasks_counts(limits, tmp_path):
+    (tmp_path / "pids.max").write_text("100\n")
+    broken, _ = machine.check_limits(Case("metaworld", 64))
+    assert broken.status == "broken"
+    assert "--pids-limit" in broken.fix
+
+
+def test_the_lowest_cgroup_limit_counts(limits, tmp_path):
+    assert machine.pids_limit() == resource.RLIM_INFINITY
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "pids" / "pids.max").write_text("max\n")
+    (tmp_path / "pids.max").write_text("4096\n")
+    assert machine.pids_limit() == 4096
+
+
+def test_locked_memory_is_only_told(limits):
+    limits[resource.RLIMIT_MEMLOCK] = 2**16 * 1024
+    assert "locked memory 64 MiB" in only(machine.check_limits(Case())).text
+
+
+def test_shared_memory_of_any_size_is_fine(monkeypatch):
+    assert only(machine.check_shared_memory(Case())).status == "ok"
+    monkeypatch.setattr(machine, "_SHM", Path("/nowhere"))
+    assert "not needed" in only(machine.check_shared_memory(Case())).text
