@@ -35,6 +35,10 @@ def test_the_suite_shown_in_contributing_passes_its_own_test(tmp_path, monkeypat
         "docs/libero.md",
         "docs/libero-tasks.md",
         "docs/reproductions.md",
+        "docs/rlbench.md",
+        "docs/displays.md",
+        "docs/doctor.md",
+        "docs/coming-from-rlbench-scripts.md",
     ],
 )
 def test_every_example_is_valid_python(document):
@@ -53,6 +57,10 @@ def test_every_example_is_valid_python(document):
         "docs/reproductions.md",
         "docs/evaluation.md",
         "docs/vector.md",
+        "docs/rlbench.md",
+        "docs/displays.md",
+        "docs/doctor.md",
+        "docs/coming-from-rlbench-scripts.md",
     ],
 )
 def test_every_link_to_a_file_leads_somewhere(document):

@@ -25,7 +25,7 @@ class TimingSplit:
         sim: Critical worker: inside the env's ``step`` and ``reset``, rendering excluded.
         frames: Critical worker: rendering.
         obs: Critical worker: writing observations into the block.
-        video: Critical worker: recording.
+        video: Critical worker: recording, where the engine tells; else it is part of ``other``.
         toggle: Critical worker: switching rendering on and off.
         other: Critical worker: the rest, such as reading actions and writing infos.
         ipc: Wake-ups, waiting for a core, and this process's share of the call.

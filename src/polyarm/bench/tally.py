@@ -22,6 +22,7 @@ class Tally:
         errors: Episodes cut short by a failing env or worker.
         successes: Finished episodes that succeeded; None while no env has said.
         returns: Of every finished episode.
+        files: What observers made of finished episodes, relative to their folder.
     """
 
     def __init__(self, num_envs: int, observation_space: gymnasium.Space[Any]) -> None:
@@ -30,6 +31,7 @@ class Tally:
         self.errors = 0
         self.successes: int | None = None
         self.returns: list[float] = []
+        self.files: list[str] = []
         self._running = np.zeros(num_envs)
         self._cameras = 0
         if isinstance(observation_space, gymnasium.spaces.Dict):
@@ -54,6 +56,8 @@ class Tally:
             if "is_success" in info:
                 told = ended & info["_is_success"]
                 self.successes = (self.successes or 0) + int(info["is_success"][told].sum())
+            for slot in np.flatnonzero(info.get("_observed_files", ())):
+                self.files += info["observed_files"][slot]
         self._running[ended | failed] = 0.0
         return failed
 

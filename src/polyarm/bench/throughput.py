@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector.utils import batch_space
 
-from polyarm import display as displays
 from polyarm.bench.options import BenchOptions
+from polyarm.bench.plan import Plan, make_plan
 from polyarm.bench.profile import CallClock, TimingSplit
 from polyarm.bench.tally import Tally
-from polyarm.errors import InvalidCall
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.fitting import free_graphics_memory, renders_on_gpu
@@ -82,6 +79,7 @@ class BenchResult:
             where no GPU renders or none tells.
         num_workers: Worker processes; 0 for a run in this process.
         interrupted: Whether the run was stopped early.
+        videos: Files that were filmed; an episode that has not ended has none.
         renderer: What renders the frames.
         machine: The machine that ran it.
         provenance: Versions and settings of the envs, one entry per distinct task.
@@ -107,6 +105,7 @@ class BenchResult:
     vram_nbytes_per_env: int | None
     num_workers: int
     interrupted: bool
+    videos: tuple[str, ...]
     renderer: str
     machine: dict[str, str | int | float]
     provenance: tuple[Mapping[str, Any], ...]
@@ -115,32 +114,6 @@ class BenchResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
-
-
-class RandomActions:
-    """Random actions for all envs, the same for the same seed.
-
-    Args:
-        space: Action space of a single env.
-        num_envs: Number of envs, N.
-        seed: Seed of the draws.
-    """
-
-    def __init__(self, space: gymnasium.Space[Any], num_envs: int, seed: int) -> None:
-        self._space = space
-        self._num_envs = num_envs
-        self._random = np.random.default_rng(seed)
-        self._flat: dict[int, gymnasium.Space[Any]] = {}
-
-    def build(self, chunk: int | None) -> Any:
-        """Actions ``(N, …)``, or ``(N, K, …)`` for a chunk of K."""
-        number = self._num_envs * (chunk or 1)
-        if number not in self._flat:
-            space = batch_space(self._space, number)
-            space.seed(int(self._random.integers(2**31)))
-            self._flat[number] = space
-        sample = self._flat[number].sample()
-        return sample if chunk is None else _fold(sample, self._num_envs, chunk)
 
 
 def run_bench(
@@ -159,22 +132,13 @@ def run_bench(
         PolyarmError: Of the engine, such as `UnknownName` for a task that does not exist.
         KeyboardInterrupt: When interrupted before the first observation.
     """
-    _check(options)
+    plan = make_plan(options)
+    options = plan.options
     free_vram = _free_vram(options)
     began = time.perf_counter()
-    with make_vec(
-        options.tasks,
-        num_envs=options.num_envs,
-        num_workers=options.num_workers,
-        cameras=options.cameras if options.renders else (),
-        image_size=options.image_size,
-        copy=options.copy_obs and not options.fast,
-        frames="none" if options.no_rgb or options.fast else "last",
-        display=options.display,
-        seed=options.seed,
-    ) as envs:
-        envs.reset()
-        run = _Run(envs, options, startup_s=time.perf_counter() - began)
+    with make_vec(options.tasks, **plan.make_arguments()) as envs:
+        obs, _ = envs.reset()
+        run = _Run(envs, plan, obs, startup_s=time.perf_counter() - began)
         if (left := _free_vram(options)) is not None and free_vram is not None:
             run.vram_nbytes_per_env = max(0, free_vram - left) // envs.num_envs
         try:
@@ -188,11 +152,13 @@ def run_bench(
 class _Run:
     """A run from its first observation on."""
 
-    def __init__(self, envs: VectorEnv, options: BenchOptions, startup_s: float) -> None:
+    def __init__(self, envs: VectorEnv, plan: Plan, obs: Any, startup_s: float) -> None:
         self._envs = envs
-        self._options = options
+        self._options = options = plan.options
+        self._film = plan.film
+        self._obs = obs
         self._startup_s = startup_s
-        self._actions = RandomActions(envs.single_action_space, envs.num_envs, options.seed)
+        self._actions = plan.actions(envs.single_action_space)
         self._tally = Tally(envs.num_envs, envs.single_observation_space)
         wanted = options.num_workers
         self._num_workers = envs.num_envs if wanted is None else min(wanted, envs.num_envs)
@@ -211,10 +177,10 @@ class _Run:
         if self._options.action_chunk > 1:
             chunk = min(self._options.action_chunk, -(-self.steps_left // self._envs.num_envs))
         began = time.perf_counter_ns()
-        actions = self._actions.build(chunk)
+        actions = self._actions.build(chunk, self._obs)
         built = time.perf_counter_ns()
         step = self._envs.step if chunk is None else self._envs.step_chunk
-        _, rewards, terminated, truncated, info = step(actions)
+        self._obs, rewards, terminated, truncated, info = step(actions)
         call_ns = time.perf_counter_ns() - built
         failed = self._tally.add(rewards, terminated, truncated, info)
         exec_ns = self._clock.add(built - began, call_ns, self._envs.timings_ns(), failed)
@@ -258,25 +224,17 @@ class _Run:
             vram_nbytes_per_env=self.vram_nbytes_per_env,
             num_workers=self._num_workers,
             interrupted=interrupted,
-            renderer=displays.select(options.display, frames=options.renders).description,
+            videos=self._videos(),
+            renderer=self._envs.provenance[0]["renderer"],
             machine=host.machine_facts(),
             provenance=_distinct(self._envs.provenance),
             profile=self._clock.split() if options.profile_timing else None,
         )
 
-
-def _check(options: BenchOptions) -> None:
-    if not options.tasks:
-        raise InvalidCall("no task was given; `polyarm suites` lists the suites and their tasks")
-    for name in ("max_steps", "action_chunk"):
-        if (found := getattr(options, name)) < 1:
-            raise InvalidCall(f"{name} must be at least 1, found {found}")
-
-
-def _fold(sample: Any, num_envs: int, chunk: int) -> Any:
-    if isinstance(sample, dict):
-        return {key: _fold(value, num_envs, chunk) for key, value in sample.items()}
-    return sample.reshape(num_envs, chunk, *sample.shape[1:])
+    def _videos(self) -> tuple[str, ...]:
+        if self._film is None:
+            return ()
+        return tuple(str(self._film.folder / name) for name in self._tally.files)
 
 
 def _memory(pids: Sequence[int]) -> int:
@@ -286,7 +244,9 @@ def _memory(pids: Sequence[int]) -> int:
 
 def _free_vram(options: BenchOptions) -> int | None:
     """Free memory of the GPU that renders, if one does and tells."""
-    if not options.renders or not renders_on_gpu(options.display):
+    suites = sorted({name.partition("/")[0] for name in options.tasks if "/" in name})
+    rendered = options.renders or options.films
+    if not rendered or not renders_on_gpu(options.display, suites):
         return None
     return free_graphics_memory()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +16,7 @@ from rich.progress import Progress as Live
 from rich.progress import SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from polyarm.bench.ranks import Rank, Shared, bind_gpu, envs_per_rank, of_this_rank
 from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_bench
 from polyarm.cli import console
 from polyarm.cli.exits import INTERRUPTED
@@ -23,6 +27,8 @@ _LINE_EVERY_S = 0.5
 def run(options: BenchOptions) -> int:
     """Run the benchmark and show it; returns the exit code."""
     errors = console.console(stderr=True)
+    announce_rank(options, errors)
+    options, _ = of_this_rank(options)
     errors.print(_announcement(options))
     with (_line if errors.is_terminal else _lines)(errors) as show:
         result = run_bench(options, show)
@@ -32,6 +38,28 @@ def run(options: BenchOptions) -> int:
     if options.json:
         print(json.dumps(result.to_dict()))
     return INTERRUPTED if result.interrupted else 0
+
+
+class Ranked(Shared, Protocol):
+    """Options of a command whose ranks may be bound to GPUs."""
+
+    @property
+    def ddp_bind_gpu(self) -> bool:
+        """Whether they are."""
+
+
+def announce_rank(options: Ranked, errors: Console) -> None:
+    """Bind this rank to its GPU if that is asked for, and say how envs are shared.
+
+    Raises:
+        InvalidCall: A rank would have no env.
+    """
+    rank = Rank.current()
+    shares = envs_per_rank(options, rank.world)
+    if options.num_envs_total is not None and rank.number == 0:
+        errors.print(f"envs_per_rank={shares}", markup=False)
+    if options.ddp_bind_gpu and bind_gpu() is None:
+        errors.print("--ddp-bind-gpu: no launcher says which rank this is; no GPU is bound")
 
 
 def report(result: BenchResult, out: Console) -> None:
@@ -85,6 +113,10 @@ def _announcement(options: BenchOptions) -> str:
     if options.renders:
         height, width = options.image_size
         frames = f"{', '.join(options.cameras)} at {height}×{width}"
+    if options.films:
+        frames += ", every env filmed" if options.video_all else ", the first env filmed"
+    elif options.record or options.output_dir is not None:
+        frames += ", nothing filmed (--no-video, --no-rgb or --fast)"
     return (
         f"bench {escape(options.task)}: {options.num_envs} envs, {options.max_steps} steps each,"
         f" {options.action_chunk} per call, {frames}"
@@ -125,9 +157,17 @@ def _rows(result: BenchResult) -> list[tuple[str, str, str]]:
     ]
     if result.vram_nbytes_per_env is not None:
         rows.append(("VRAM per env", f"{result.vram_nbytes_per_env / 2**20:.1f} MiB", "on the GPU"))
+    if options.films:
+        rows.append(("videos", str(len(result.videos)), _filmed(result)))
     if result.errors:
         rows.append(("errors", str(result.errors), "episodes cut short, not counted above"))
     return rows
+
+
+def _filmed(result: BenchResult) -> str:
+    if not result.videos:
+        return "no filmed episode has ended; give more --max-steps"
+    return str(Path(os.path.commonpath([Path(name).parent for name in result.videos])))
 
 
 def _percent(share: float | None) -> str:

@@ -14,51 +14,85 @@ class DebugOptions:
     Attributes:
         task: A task or set of tasks, as for eval.
         policy: The policy, as for eval.
-        num_envs: Envs that run at once.
-        episodes: Episodes per task.
+        num_envs: Envs that run at once; under torchrun those of each rank.
+        num_envs_total: Envs of all ranks of torchrun together, instead of num_envs.
+        episodes: Episodes per task; by default as many as there are envs.
         max_steps: The episodes' horizon in steps; by default the suite's.
         chunk: Actions per decision of the built-in policies.
         cameras: Cameras that are filmed; by default the suite's own choice.
         image_size: Height and width of each frame in pixels.
-        output_dir: Folder for videos, results and report.
+        arm_mode: How actions move the arm, for suites with a choice, such as rlbench.
+        robot_setup: The arm, for suites with a choice, such as rlbench.
+        idle_fps: How often an idle simulator redraws its window, for suites that have one.
+        suite_options: Options of the suite as NAME=VALUE, such as success=last.
+        output_dir: Folder for videos, results and report; with several ranks, a folder for each
+            in it.
         video_all: Film every env, not only the first.
         video_stride: Every how many steps a frame is filmed.
         fps: Frames per second of the videos.
+        no_video: Film nothing.
         realtime: Play videos at the speed of simulated time, whatever the stride.
         video_layout: side: all cameras in one file; separate: a file for each.
+        seed: Selects the stream of episodes.
+        display: How frames are rendered: auto, egl, osmesa, xvfb, xvfb-shared, external or none.
+        ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number: its envs
+            render there, and its policy computes there.
     """
 
     task: str = "metaworld/reach-v3"
     policy: str = "expert"
     num_envs: int = 4
-    episodes: int = 4
+    num_envs_total: int | None = None
+    episodes: int | None = None
     max_steps: int | None = None
     chunk: int = 1
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
+    arm_mode: str | None = None
+    robot_setup: str | None = None
+    idle_fps: float | None = None
+    suite_options: tuple[str, ...] = ()
     output_dir: str = "runs/debug"
     video_all: bool = False
     video_stride: int = 4
     fps: float = 20.0
+    no_video: bool = False
     realtime: bool = False
     video_layout: str = "side"
+    seed: int = 0
+    display: str = "auto"
+    ddp_bind_gpu: bool = False
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names in ``task``."""
+        return [name.strip() for name in self.task.split(",") if name.strip()]
 
 
 def run(options: DebugOptions) -> int:
     """Play and film; returns the exit code. What was in the folder is overwritten."""
-    from polyarm.cli import evaluate
+    from polyarm.bench.ranks import Rank, of_this_rank
+    from polyarm.cli import console, evaluate
+    from polyarm.cli.bench import announce_rank
 
-    settings = () if options.max_steps is None else (f"max_steps={options.max_steps}",)
+    announce_rank(options, console.console(stderr=True))
+    options, before = of_this_rank(options)
+    rank = Rank.current()
+    episodes = options.num_envs if options.episodes is None else options.episodes
     evaluated = EvalOptions(
         policy=options.policy,
         task=options.task,
-        episodes=options.episodes,
-        out=options.output_dir,
+        episodes=episodes,
+        # Ranks play other episodes than one another.
+        start=before if options.episodes is None else rank.number * episodes,
+        seed=options.seed,
+        out=rank.folder(options.output_dir),
         num_envs=options.num_envs,
         chunk=options.chunk,
         cameras=options.cameras,
         image_size=options.image_size,
-        suite_options=settings,
+        display=options.display,
+        suite_options=_suite_options(options),
         record="all" if _can_be_filmed(options) else "none",
         fps=options.fps,
         video_stride=options.video_stride,
@@ -70,11 +104,19 @@ def run(options: DebugOptions) -> int:
     return evaluate.run(evaluated, observed_slots=observed, resumable=False)
 
 
+def _suite_options(options: DebugOptions) -> tuple[str, ...]:
+    from polyarm.bench.plan import suite_settings
+
+    settings = suite_settings(options)
+    if options.max_steps is not None:
+        settings["max_steps"] = options.max_steps
+    return tuple(f"{name}={value}" for name, value in settings.items())
+
+
 def _can_be_filmed(options: DebugOptions) -> bool:
     """Whether there are cameras: named, or chosen by the suites."""
     from polyarm import registry
 
-    names = [name.strip() for name in options.task.split(",")]
-    suites = {name.partition("/")[0] for name in names if "/" in name}
+    suites = {name.partition("/")[0] for name in options.tasks if "/" in name}
     chosen = [getattr(registry.load(suite), "default_cameras", ()) for suite in suites]
-    return bool(options.cameras) or (bool(chosen) and all(chosen))
+    return not options.no_video and (bool(options.cameras) or (bool(chosen) and all(chosen)))

@@ -17,13 +17,16 @@ import tyro
 
 from polyarm import __version__
 from polyarm.bench.options import BenchOptions
+from polyarm.cli import old_flags
 from polyarm.cli.compare import CompareOptions
 from polyarm.cli.debug import DebugOptions
+from polyarm.cli.doctor import DoctorOptions
 from polyarm.cli.evaluate import EvalCommand
 from polyarm.cli.exits import FAILED, INTERRUPTED, NOBODY_READS
 from polyarm.cli.report import ReportOptions
 from polyarm.cli.setup import SetupOptions
 from polyarm.errors import PolyarmError
+from polyarm.training.options import TrainOptions
 
 T = TypeVar("T")
 
@@ -35,9 +38,12 @@ examples:
   polyarm debug --task metaworld/reach-v3      a few episodes, with videos
   polyarm suites                what there is, and what is missing on this machine
   polyarm suites metaworld      the tasks of a suite
+  polyarm doctor --suite rlbench          what is missing or broken here, and the fix
   polyarm setup libero          get what a suite needs beyond its packages
+  polyarm setup rlbench         CoppeliaSim, PyRep and RLBench, step by step
   polyarm bench --task metaworld/reach-v3 --num-envs 8 --cameras corner2
   polyarm bench --help          all options of the benchmark
+  polyarm train --task rlbench/reach_target    from envs to gradients, to check the pipeline
   polyarm --version
 
 POLYARM_DEBUG=1 shows the traceback of an error."""
@@ -50,7 +56,25 @@ examples:
   polyarm bench --task metaworld/reach-v3 --num-envs 64 --fast
   polyarm bench --task metaworld/mt10 --num-envs 20 --action-chunk 8 --cameras corner2
   polyarm bench --task gym/CartPole-v1 --num-envs 32 --max-steps 1000 --profile-timing
-  polyarm bench --fast --json | tail -n 1"""
+  polyarm bench --fast --json | tail -n 1
+  polyarm bench --task rlbench/open_drawer --num-envs 4 --max-steps 50 --record
+  torchrun --nproc_per_node=4 --no-python polyarm bench --num-envs-total 64 --ddp-bind-gpu
+
+Flags of earlier RLBench runners are understood (--task_class OpenDrawer, --steps, --copy_obs 0 …):
+docs/coming-from-rlbench-scripts.md."""
+
+_TRAIN = "Check the pipeline from envs to gradients: a minimal loop, not an RL algorithm of record."
+
+_TRAIN_EXAMPLES = """
+
+Each update steps all envs by a chunk of actions of a small Gaussian policy, without frames, and
+takes one policy gradient of their rewards (PyTorch, forward and backward). PPO comes later.
+Under torchrun each rank trains a policy of its own: gradients are not shared yet.
+
+examples:
+  polyarm train --task metaworld/reach-v3 --num-envs 8 --train-updates 20
+  polyarm train --task rlbench/open_drawer --num-envs 16 --train-lr 3e-4 --train-hidden 256
+  torchrun --nproc_per_node=4 --no-python polyarm train --num-envs-total 64 --ddp-bind-gpu"""
 
 _EVAL = "Evaluate a policy on many tasks: one queue of episodes, results that survive anything."
 
@@ -86,7 +110,7 @@ examples:
   polyarm suites
   polyarm suites metaworld"""
 
-_SETUP = "Get what a suite needs beyond its packages: into our cache, without a question."
+_SETUP = "Get what a suite needs beyond its packages: libero, rlbench; or an X server: xorg."
 
 _SETUP_EXAMPLES = """
 
@@ -95,10 +119,54 @@ examples:
   polyarm setup libero --assets libero_assets.tar.xz     no download
   polyarm setup libero --assets ~/LIBERO                 from a checkout
   polyarm setup libero --check                           is every file intact?
+  polyarm setup rlbench --help                           CoppeliaSim, PyRep and RLBench
+  polyarm setup xorg --help                              an X server on GPUs without a screen
 
-The same command again does only what is missing, and repairs what is damaged. Assets go to
+The same command again does only what is missing, and repairs what is damaged. It goes to
 $POLYARM_CACHE (else ~/.cache/polyarm); HF_ENDPOINT names a mirror of the hub to download from.
 POLYARM_LIBERO_ASSETS names a folder of assets to be used as it is."""
+
+_SETUP_RLBENCH = """Install RLBench with all that it needs, step by step, and prove that it works.
+
+1 system packages (apt; without root the command is shown)   2 CoppeliaSim Edu 4.1.0
+3 network add-ons off   4 usrset.txt   5 PyRep and RLBench   6 env.sh, env.json   7 a test episode
+
+examples:
+  polyarm setup rlbench --dry-run                        every step and command; changes nothing
+  polyarm setup rlbench --venv ~/rlbench                 its own Python environment (recommended)
+  polyarm setup rlbench --accept-licences                without a terminal
+  polyarm setup rlbench --archive CoppeliaSim_Edu_V4_1_0_Ubuntu20_04.tar.xz
+  polyarm setup rlbench --pyrep ~/PyRep --rlbench ~/RLBench
+  polyarm setup rlbench --check                          is everything there and intact?
+
+The same command again does only what is missing. A COPPELIASIM_ROOT that is exactly 4.1.0 is used
+as it is. No .bashrc is edited. Exit codes: 0 ready, 1 something is still missing, 2 failed."""
+
+_SETUP_XORG = """Configure an X server that renders on NVIDIA GPUs which have no screen.
+
+examples:
+  polyarm setup xorg                                     print the files and commands
+  polyarm setup xorg --headless-gpu                      GPUs of data centres, without outputs
+  sudo env PATH="$PATH" polyarm setup xorg --write       write them to /etc/X11, keeping backups
+
+RLBench then renders on GPU n with DISPLAY=:99.n. Without a GPU, or in a container, display="xvfb"
+needs none of this."""
+
+_SETUPS = {"": _SETUP + _SETUP_EXAMPLES, "rlbench": _SETUP_RLBENCH, "xorg": _SETUP_XORG}
+
+_DOCTOR = "Check this machine: each line ok, missing or broken, with the exact fix."
+
+_DOCTOR_EXAMPLES = """
+
+examples:
+  polyarm doctor                              everything
+  polyarm doctor --suite rlbench --num-envs 64
+  polyarm doctor --suite metaworld --ramp     how many workers does this host bear?
+  polyarm doctor --log worker.stderr          what does this crash mean?
+  polyarm doctor --json | jq .ok
+
+Exit code 1 if something that the suite needs is missing or broken; hints and warnings do not
+count. Without --suite no suite is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +186,10 @@ _OVERVIEW: Any = (
     | Annotated[CompareOptions, tyro.conf.subcommand("compare", description=_COMPARE)]
     | Annotated[DebugOptions, tyro.conf.subcommand("debug", description=_DEBUG)]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench", description=_BENCH)]
+    | Annotated[TrainOptions, tyro.conf.subcommand("train", description=_TRAIN)]
     | Annotated[SuitesOptions, tyro.conf.subcommand("suites", description=_SUITES)]
     | Annotated[SetupOptions, tyro.conf.subcommand("setup", description=_SETUP)]
+    | Annotated[DoctorOptions, tyro.conf.subcommand("doctor", description=_DOCTOR)]
 )
 
 
@@ -146,7 +216,7 @@ def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"polyarm {__version__}")
         return 0
-    match list(arguments):
+    match old_flags.translate(arguments):
         case ["bench", *rest]:
             options = _parse(BenchOptions, "polyarm bench", _BENCH + _BENCH_EXAMPLES, rest)
             from polyarm.cli import bench
@@ -170,16 +240,25 @@ def _run(arguments: Sequence[str]) -> int:
             from polyarm.cli import debug
 
             return debug.run(_parse(DebugOptions, "polyarm debug", _DEBUG, rest))
+        case ["train", *rest]:
+            training = _parse(TrainOptions, "polyarm train", _TRAIN + _TRAIN_EXAMPLES, rest)
+            from polyarm.cli import train
+
+            return train.run(training)
+        case ["doctor", *rest]:
+            from polyarm.cli import doctor
+
+            asked = _parse(DoctorOptions, "polyarm doctor", _DOCTOR + _DOCTOR_EXAMPLES, rest)
+            return doctor.run(asked)
         case ["suites", *rest]:
             listing = _parse(SuitesOptions, "polyarm suites", _SUITES + _SUITES_EXAMPLES, rest)
             from polyarm.cli import suites
 
             return suites.run(listing.name)
         case ["setup", *rest]:
-            wanted = _parse(SetupOptions, "polyarm setup", _SETUP + _SETUP_EXAMPLES, rest)
             from polyarm.cli import setup
 
-            return setup.run(wanted)
+            return setup.dispatch(rest, _read_setup)
         case _:
             # No subcommand: this prints the overview, or says what is wrong, and leaves.
             _parse(_OVERVIEW, "polyarm", _DESCRIPTION, arguments or ["--help"])
@@ -195,6 +274,10 @@ def _read_eval(defaults: EvalCommand, arguments: list[str]) -> EvalCommand:
         default=defaults,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
+
+
+def _read_setup(what: type[T], name: str, arguments: Sequence[str]) -> T:
+    return _parse(what, f"polyarm setup {name}".strip(), _SETUPS[name], arguments)
 
 
 def _parse(what: type[T], program: str, description: str, arguments: Sequence[str]) -> T:

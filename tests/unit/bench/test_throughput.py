@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from polyarm.bench.profile import CallClock
-from polyarm.bench.throughput import BenchOptions, RandomActions, run_bench
+from polyarm.bench.throughput import BenchOptions, run_bench
 from polyarm.errors import InvalidCall, UnknownName
 
 ENGINES = pytest.mark.parametrize("num_workers", [0, 2, None], ids=["serial", "shared", "full"])
@@ -148,17 +147,6 @@ def test_a_failed_slot_has_no_timings_of_this_call():
     clock = CallClock(num_envs=2, num_workers=2)
     timings = dict.fromkeys(("total", "sim", "frames", "obs", "toggle"), np.array([500, 20]))
     assert clock.add(0, 100, timings, np.array([True, False])) == 20
-
-
-def test_random_actions_follow_their_seed_and_fit_their_space():
-    space = spaces.Dict({"arm": spaces.Box(-1, 1, (3,), np.float32), "grip": spaces.Discrete(2)})
-    first, again, other = (RandomActions(space, 4, seed) for seed in (1, 1, 2))
-    chunk = first.build(5)
-    assert chunk["arm"].shape == (4, 5, 3)
-    assert chunk["grip"].shape == (4, 5)
-    assert np.array_equal(chunk["arm"], again.build(5)["arm"])
-    assert not np.array_equal(chunk["arm"], other.build(5)["arm"])
-    assert first.build(None)["arm"].shape == (4, 3)
 
 
 def test_a_result_is_plain_json():

@@ -1,0 +1,91 @@
+"""Ranks of torchrun share envs, folders and GPUs without stepping on one another."""
+
+import pytest
+
+from polyarm.bench.options import BenchOptions
+from polyarm.bench.plan import make_plan
+from polyarm.bench.ranks import Rank, bind_gpu, envs_per_rank, of_this_rank
+from polyarm.display.rank import cuda_index
+from polyarm.errors import InvalidCall
+
+
+@pytest.mark.parametrize(
+    ("total", "world", "shares"),
+    [
+        (64, 4, [16, 16, 16, 16]),
+        (66, 4, [17, 17, 16, 16]),
+        (4, 4, [1, 1, 1, 1]),
+        (5, 1, [5]),
+    ],
+)
+def test_a_total_is_split_evenly(total, world, shares):
+    assert envs_per_rank(BenchOptions(num_envs_total=total), world) == shares
+
+
+def test_without_a_total_each_rank_has_num_envs():
+    assert envs_per_rank(BenchOptions(num_envs=3), 2) == [3, 3]
+
+
+@pytest.mark.parametrize("total", [3, 0, -1])
+def test_a_rank_without_an_env_is_refused(total):
+    with pytest.raises(InvalidCall, match=r"of 4 ranks without an env; give at least 4"):
+        envs_per_rank(BenchOptions(num_envs_total=total), 4)
+
+
+def test_a_process_alone_is_the_only_rank():
+    assert Rank.current({}) == Rank(0, 1)
+    assert Rank.current({"RANK": "3"}) == Rank(0, 1)
+
+
+@pytest.mark.parametrize("told", [("4", "4"), ("x", "4"), ("-1", "4")])
+def test_a_rank_that_cannot_be_is_refused(told):
+    with pytest.raises(InvalidCall, match="RANK below WORLD_SIZE"):
+        Rank.current({"RANK": told[0], "WORLD_SIZE": told[1]})
+
+
+def test_ranks_have_folders_of_their_own():
+    assert Rank(2, 4).folder("runs/bench") == "runs/bench/rank2"
+    assert Rank(0, 1).folder("runs/bench") == "runs/bench"
+
+
+def test_ranks_have_their_share_and_play_other_episodes(monkeypatch):
+    options = BenchOptions(task="toy/count-3", num_envs_total=5, seed=10, record=True)
+    plans = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert of_this_rank(options) == (of_this_rank(options)[0], 3 * rank)
+        plans.append(make_plan(options))
+    assert [plan.options.num_envs for plan in plans] == [3, 2]
+    assert [plan.seed for plan in plans] == [10, 13]
+    assert [plan.film.folder.name for plan in plans] == ["rank0", "rank1"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "bound"),
+    [
+        ({"LOCAL_RANK": "2"}, "2"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6"}, "6"),
+        ({"LOCAL_RANK": "5", "CUDA_VISIBLE_DEVICES": "4,6"}, "6"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}, "GPU-b"),
+    ],
+)
+def test_a_rank_is_bound_to_its_gpu_once_and_for_all(environment, bound):
+    assert bind_gpu(environment) == bound
+    assert environment["CUDA_VISIBLE_DEVICES"] == bound
+    assert bind_gpu(environment) == bound
+
+
+def test_without_a_rank_nothing_is_bound():
+    for environment in ({}, {"CUDA_VISIBLE_DEVICES": "4,6"}):
+        before = dict(environment)
+        assert bind_gpu(environment) is None
+        assert environment == before
+
+
+def test_the_gpu_that_a_rank_is_bound_to_is_the_one_that_renders():
+    for visible in ({}, {"CUDA_VISIBLE_DEVICES": "4,6"}):
+        environment = {"LOCAL_RANK": "1", **visible}
+        before = cuda_index(environment)
+        bind_gpu(environment)
+        assert cuda_index(environment) == before

@@ -1,0 +1,104 @@
+"""``polyarm bench`` and ``debug`` under torchrun, and what is said about films."""
+
+import json
+import os
+
+import pytest
+
+from polyarm.cli.main import main
+
+BENCH = ["bench", "--task", "toy/count-3", "--max-steps", "6", "--num-workers", "0"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def polyarm(*arguments, capsys):
+    """Exit code, stdout and stderr of a command line."""
+    with pytest.raises(SystemExit) as leaving:
+        main(arguments)
+    return leaving.value.code, *capsys.readouterr()
+
+
+def test_ranks_share_a_total_and_the_first_one_says_how(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank, share in enumerate([3, 2, 2, 2]):
+        monkeypatch.setenv("RANK", str(rank))
+        code, out, err = polyarm(*BENCH, "--num_envs_total", "9", "--json", capsys=capsys)
+        assert code == 0
+        assert json.loads(out)["options"]["num_envs"] == share
+        assert f"toy/count-3: {share} envs" in err
+        assert ("envs_per_rank=[3, 2, 2, 2]" in err) == (rank == 0)
+
+
+def test_a_total_that_leaves_a_rank_empty_is_refused_by_all(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for rank in "03":
+        monkeypatch.setenv("RANK", rank)
+        code, out, err = polyarm(*BENCH, "--num_envs_total", "3", capsys=capsys)
+        assert code == 2
+        assert "num_envs_total=3 leaves 1 of 4 ranks without an env; give at least 4" in err
+        assert not out
+
+
+def test_a_rank_is_bound_to_its_gpu(capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    code, _, err = polyarm(*BENCH, "--num-envs", "1", "--ddp_bind_gpu", capsys=capsys)
+    assert code == 0
+    assert "no GPU is bound" not in err
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+def test_ranks_that_debug_play_other_episodes_in_other_folders(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    played = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        code, *_ = polyarm(
+            "debug", "--task", "toy/count-3", "--num_envs_total", "3", "--no_video",
+            "--output_dir", "d", capsys=capsys,
+        )  # fmt: skip
+        assert code == 0
+        lines = (tmp_path / f"d/rank{rank}/episodes.jsonl").read_text().splitlines()
+        played.append(sorted(json.loads(line)["index"] for line in lines))
+    assert played == [[0, 1], [2]]
+
+
+def test_the_table_says_where_videos_are(tmp_path, capsys):
+    code, out, err = polyarm(
+        *BENCH, "--num-envs", "2", "--image-size", "16", "16", "--output_dir", "v", capsys=capsys
+    )
+    assert code == 0
+    assert "the first env filmed" in err
+    (line,) = [line for line in out.splitlines() if line.startswith("videos")]
+    assert line.split() == ["videos", "2", str(tmp_path / "v/videos/toy/count-3")]
+
+
+def test_a_film_without_an_end_is_no_video_and_said_so(capsys):
+    _, out, _ = polyarm(
+        *BENCH, "--task", "toy/count-50", "--num-envs", "1", "--image-size", "16", "16",
+        "--record", capsys=capsys,
+    )  # fmt: skip
+    (line,) = [line for line in out.splitlines() if line.startswith("videos")]
+    assert "no filmed episode has ended; give more --max-steps" in line
+
+
+def test_options_of_a_suite_reach_it(capsys):
+    code, out, _ = polyarm(
+        *BENCH, "--num-envs", "1", "--suite-options", "truncate=true", "binding=true", "--json",
+        capsys=capsys,
+    )  # fmt: skip
+    assert code == 0
+    provenance = json.loads(out)["provenance"][0]
+    assert provenance["truncate"] is provenance["binding"] is True
+
+
+def test_help_names_what_is_new(capsys):
+    code, out, _ = polyarm("bench", "--help", capsys=capsys)
+    assert code == 0
+    for words in ("--pos-noise-std", "--num-envs-total", "--suite-options", "--ddp-bind-gpu",
+                  "only chooses the GPU that renders", "coming-from-rlbench-scripts"):  # fmt: skip
+        assert words in " ".join(out.replace("│", " ").split())
