@@ -14,6 +14,8 @@ import pytest
 
 from polyarm.suites.rlbench import catalogue
 
+_QT = "QT_QPA_PLATFORM_PLUGIN_PATH"
+
 DOUBLE = Path(__file__).parent / "rlbench_double"
 
 
@@ -29,8 +31,9 @@ def rlbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("POLYARM_CACHE", str(tmp_path / "cache"))
     # Like the real one, it is imported only where the loader knew CoppeliaSim from the start.
     monkeypatch.setenv("RLBENCH_DOUBLE", "loader")
-    for variable in ("DISPLAY", "LD_LIBRARY_PATH", "RLBENCH_BASE_DISPLAY", "LOCAL_RANK"):
-        monkeypatch.delenv(variable, raising=False)
+    for variable in ("DISPLAY", "LD_LIBRARY_PATH", "RLBENCH_BASE_DISPLAY", "LOCAL_RANK", _QT):
+        monkeypatch.setenv(variable, "")  # so that it is put back whatever the test does
+        monkeypatch.delenv(variable)
     catalogue._installed.cache_clear()
     yield DOUBLE / "coppeliasim"
     catalogue._installed.cache_clear()

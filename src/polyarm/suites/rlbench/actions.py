@@ -132,7 +132,7 @@ def keyframes(targets: list[Target], speeds: list[float]) -> list[Target]:
     found = []
     for moment in range(1, len(targets) - 1):
         changed = targets[moment].opened != targets[moment - 1].opened
-        rests = speeds[moment] < _AT_REST < speeds[moment - 1]
+        rests = speeds[moment] < _AT_REST <= speeds[moment - 1]
         if changed or rests:
             found.append(targets[moment])
     return [*found, targets[-1]]

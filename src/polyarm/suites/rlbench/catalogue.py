@@ -58,7 +58,8 @@ def find(name: str) -> tuple[str, int | None]:
         UnknownName: There is no such task, or it has no such variation.
     """
     written, colon, number = name.partition(":")
-    task = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", written).lower()
+    # As RLBench makes file names of class names, one capital after the other.
+    task = (written if "_" in written else re.sub(r"(?<!^)(?=[A-Z])", "_", written)).lower()
     if task not in names():
         known = [f"rlbench/{one}" for one in (*names(), *_SETS)]
         raise UnknownName("task", f"rlbench/{name}", known, _missing_task(task))
@@ -78,6 +79,9 @@ class TaskSets(Mapping[str, Sequence[str]]):
         task, _, rest = name.partition(":")
         if rest != "all":
             return _SETS[name]
+        if task in _SETS:
+            hint = "A set has no variations; name them for each of its tasks."
+            raise UnknownName("task", f"rlbench/{name}", (), hint)
         task, _ = find(task)
         count = variation_count(task)
         if count is None:

@@ -44,9 +44,8 @@ class StoredDemo:
     def _variation(self, demo: Any) -> int:
         if self.variation is not None:
             return self.variation
-        if (file := self.folder / "variation_number.pkl").exists():
-            return int(pickle.loads(file.read_bytes()))
-        return int(demo[0].misc["variation_index"])
+        written = _written_variation(self.folder)
+        return int(demo[0].misc["variation_index"]) if written is None else written
 
 
 def stored_demos(root: Path, task: str, variation: int | None) -> list[StoredDemo]:
@@ -61,25 +60,40 @@ def stored_demos(root: Path, task: str, variation: int | None) -> list[StoredDem
         StorageError: There are none.
     """
     home = root / task
-    folders = [] if variation is not None else [home / _ALL]
-    found = [StoredDemo(path, None) for folder in folders for path in _episodes(folder)]
-    if not found:
-        wanted = f"variation{'*' if variation is None else variation}"
-        for folder in sorted(home.glob(wanted), key=_number):
+    folders = [] if variation is None else [home / f"variation{variation}"]
+    folders = folders or [home / _ALL]
+    found = [StoredDemo(path, variation) for folder in folders for path in _episodes(folder)]
+    if not found and variation is None:
+        for folder in _numbered(home, "variation"):
             found += [StoredDemo(path, _number(folder)) for path in _episodes(folder)]
+    elif not found:
+        mixed = [StoredDemo(path, _written_variation(path)) for path in _episodes(home / _ALL)]
+        found = [demo for demo in mixed if demo.variation == variation]
     if not found:
         part = f"variation {variation} of " if variation is not None else ""
         raise StorageError(
             f"no demonstrations of {part}{task} in {root}: expected "
-            f"{home}/variation0/episodes/episode0/low_dim_obs.pkl, or {_ALL} in its place"
+            f"{home}/variation{variation or 0}/episodes/episode0/low_dim_obs.pkl, "
+            f"or {_ALL} in the variation's place"
         )
     return found
 
 
 def _episodes(folder: Path) -> list[Path]:
-    return sorted((folder / "episodes").glob("episode*"), key=_number)
+    return _numbered(folder / "episodes", "episode")
+
+
+def _numbered(folder: Path, kind: str) -> list[Path]:
+    """Folders that are called so and have a number, in its order."""
+    found = [path for path in folder.glob(f"{kind}*") if path.is_dir()]
+    return sorted((p for p in found if re.fullmatch(rf"{kind}\d+", p.name)), key=_number)
 
 
 def _number(path: Path) -> int:
-    digits = re.search(r"\d+$", path.name)
-    return int(digits[0]) if digits else -1
+    return int(re.sub(r"\D", "", path.name))
+
+
+def _written_variation(folder: Path) -> int | None:
+    """What the demonstration's own file says; None where there is none."""
+    file = folder / "variation_number.pkl"
+    return int(pickle.loads(file.read_bytes())) if file.exists() else None

@@ -130,7 +130,7 @@ class RLBenchEnv(SimulatedEnv):
             if mode == "planning":
                 self._expert_plan = keyframes(played.targets, played.speeds)
             else:
-                self._expert_plan = played.targets[1:]
+                self._expert_plan = played.targets[1:] or played.targets
             self._latest = self._sim.observe()
         target = self._expert_plan[min(self._steps, len(self._expert_plan) - 1)]
         pose, joints = self._latest.gripper_pose, self._latest.joint_positions

@@ -44,7 +44,11 @@ class PrivateRoot:
             except BlockingIOError:
                 os.close(self._lock)
         self.path = pool / str(number)
-        self._fill(root)
+        try:
+            self._fill(root)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -61,7 +65,17 @@ class PrivateRoot:
         _link_all(root, self.path, left_out)
         if (settings := self.path / _COPIED).is_symlink():
             settings.unlink()
-            shutil.copytree(root / _COPIED, settings)
+            _copy_all(root / _COPIED, settings)
+
+
+def _copy_all(source: Path, target: Path) -> None:
+    """Copies that may be written to, whatever the modes of what is installed."""
+    target.mkdir()
+    for entry in source.iterdir():
+        if entry.is_dir():
+            _copy_all(entry, target / entry.name)
+        else:
+            shutil.copyfile(entry, target / entry.name)
 
 
 def _link_all(source: Path, target: Path, left_out: set[Path]) -> None:

@@ -32,6 +32,7 @@ CHANNELS = {"pixels": "rgb", "depth": "depth", "point_cloud": "point_cloud", "ma
 """What a camera gives: our observation's prefix and RLBench's name."""
 
 _DEMO_ATTEMPTS = 10
+_FAREWELL_S = 2.0
 
 
 class ActionRefused(Exception):
@@ -59,7 +60,7 @@ class Simulator:
         root: CoppeliaSim's folder.
 
     Raises:
-        InvalidCall: The task has no shaped reward, or the process holds a simulator already.
+        InvalidCall: The task has no shaped reward, or the process has launched a simulator.
     """
 
     _launched = False
@@ -67,20 +68,15 @@ class Simulator:
     def __init__(self, spec: EnvSpec, root: Path) -> None:
         if Simulator._launched:
             # A second one would wait for the first for ever.
-            raise InvalidCall("RLBench runs one simulator per process, and this one has its own")
-        Simulator._launched = True
+            raise InvalidCall("RLBench runs one simulator per process, and one was launched here")
         self._root = PrivateRoot(root)
-        os.environ[ROOT] = str(self._root.path)
         self._cameras = spec.cameras
         self._channels = [
             name for prefix, name in CHANNELS.items() if prefix == "pixels" or spec.options[prefix]
         ]
         self._config = _observation_config(spec)
-        self._set_cameras(on=True)
         self._environment = _environment(spec, self._config)
-        with _same_folder():
-            self._environment.launch()
-        self._set_cameras(on=False)
+        self._launch()
         self._env = self._environment.get_task(_task_class(spec))
         self._task = self._env._task
         self._success = _remember_success(self._task)
@@ -93,6 +89,14 @@ class Simulator:
         if spec.options["shaped_rewards"] and self._task.reward() is None:
             raise InvalidCall(f"{spec.name} has no shaped reward; leave shaped_rewards out")
         self._idle.start()
+
+    def _launch(self) -> None:
+        os.environ[ROOT] = str(self._root.path)
+        Simulator._launched = True
+        self._set_cameras(on=True)
+        with _same_folder():
+            self._environment.launch()
+        self._set_cameras(on=False)
 
     @property
     def variation_count(self) -> int:
@@ -236,10 +240,10 @@ class _IdleRedraw(threading.Thread):
                     self._busy.release()
 
     def stop(self) -> None:
-        """End, and wait for it."""
+        """End, and wait for it, but not for a simulator that hangs."""
         self._leave.set()
         if self.is_alive():
-            self.join()
+            self.join(_FAREWELL_S)
 
 
 @contextlib.contextmanager

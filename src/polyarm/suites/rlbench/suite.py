@@ -79,6 +79,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "point_cloud": (False, True),
     "mask": (False, True),
 }
+_PATHS = ("coppeliasim_root", "interpreter")
 _HOST_ONLY = ("idle_fps", "coppeliasim_root", "interpreter")
 
 _NOT_REPRODUCIBLE = (
@@ -157,6 +158,9 @@ class RLBench:
             if option not in _DEFAULTS:
                 raise UnknownName("option of rlbench", option, _DEFAULTS)
         options = {**_DEFAULTS, **spec.options}
+        for option in _PATHS:
+            if isinstance(options[option], Path):
+                options[option] = str(options[option])
         for option, value in options.items():
             _check_value(option, value)
         if options["max_steps"] is None:
@@ -276,7 +280,8 @@ def _check_value(option: str, value: Any) -> None:
         if not any(type(value) is type(choice) and value == choice for choice in choices):
             raise UnknownName(f"value of {option}", repr(value), map(repr, choices))
     elif option == "episodes":
-        if value != "random" and not (isinstance(value, str) and value.startswith(_DEMOS)):
+        stored = isinstance(value, str) and value.startswith(_DEMOS) and value != _DEMOS
+        if value != "random" and not stored:
             valid = ("random", f"{_DEMOS}<dataset_root>")
             raise UnknownName("value of episodes", repr(value), valid)
     elif option in ("max_steps", "task_state"):
