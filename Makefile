@@ -9,6 +9,10 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 RUN_FLAGS ?= --policy expert --task metaworld/mt10 --episodes 10 --record first:3 --out runs/mt10-experts
 SOAK_MINUTES ?= 10
 
+# Many tests wait, for a deadline or for a worker to start: three at a time keep two cores busy.
+# They start many interpreters, each of which would compile polyarm if there were no bytecode.
+TEST_PROCESSES ?= 3
+
 # An archive or a folder; without one, what is found on this machine or a download.
 LIBERO_ASSETS ?= $(wildcard ../shared/libero/libero_assets.tar.xz)
 
@@ -36,7 +40,7 @@ run: $(STAMP) ## evaluate Meta-World's scripted experts on mt10, with videos and
 	$(BIN)/polyarm eval $(RUN_FLAGS)
 
 test: setup ## run all tests
-	$(BIN)/python -m pytest
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -1,7 +1,12 @@
 """Fails every test that leaves something behind: a process, shared memory, a descriptor, a display.
 
-Processes are ours if they descend from this one or carry this run's mark in their environment,
-which survives `setsid` and the death of the parent in between.
+Processes are ours if they descend from this one or carry our mark in their environment, which
+survives `setsid` and the death of the parent in between.
+
+With ``-n`` (pytest-xdist) several processes run tests side by side. Each has a mark and a folder
+for temporary files of its own; X displays and shared memory with a name belong to whoever holds
+them. What nobody holds any more may be of any of them: the process that started them looks for it
+when they have ended.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,15 +36,27 @@ from rlbench_fixture import rlbench  # noqa: F401  a fixture for everybody
 Found = Counter[str]
 
 GRACE_S = 3.0
-MARK = f"POLYARM_TEST_RUN={uuid.uuid4().hex}".encode()
-os.environ.update([MARK.decode().split("=")])
+SIBLING = os.environ.get("PYTEST_XDIST_WORKER", "")
+"""Our name among processes that run tests side by side, else empty."""
+
+# It begins with the mark of the process that started us, so that this one finds what is ours, too.
+MARK = (os.environ["POLYARM_TEST_RUN"] + SIBLING if SIBLING else uuid.uuid4().hex) + "."
+os.environ["POLYARM_TEST_RUN"] = MARK
+
+# Idle threads of OpenBLAS sleep at once instead of spinning, which took half of `import numpy`.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # Opened once by a library and kept for the life of the process; not a leak.
 KEPT_FILES = re.compile(r"/dev/(u?random|null|dri/.*|nvidia.*)|.*\.hypothesis.*|.*\.pyc?|.*\.so.*")
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
+# LIBERO's own envs run ahead of the tests that compare with them (the fixture `references`), which
+# takes minutes: the files that wait for it belong in one test process, and that one starts at once.
+TOGETHER = re.compile(r"(?<=integration/test_libero_)(engine|exact|frames|protocols)\.py")
+
 _strangers: set[tuple[int, bytes]] = set()
 _failed = pytest.StashKey[bool]()
+_before = pytest.StashKey[dict[str, Found]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,11 +85,66 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_leaks_of_the_run() -> Iterator[None]:
+def no_leaks_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    if SIBLING:
+        tempfile.tempdir = os.environ["TMPDIR"] = str(tmp_path_factory.mktemp("temporary"))
     looks = {"process": processes, "file": files}
     before = {kind: look() for kind, look in looks.items()}
     yield
     fail_on_leaks("test run", looks, before)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Side by side, what takes long comes first and small files last: then all end together."""
+    sizes = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[Any, ...]:
+        folders = [name not in item.path.parts for name in ("integration", "faults", "unit")]
+        together = bool(TOGETHER.search(str(item.path)))
+        return *folders, not together, 0 if together else -sizes[item.path]
+
+    if SIBLING:
+        items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported and collected stays: nobody need look for garbage in it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keeps the tests of a file together, and all that compare with LIBERO's own envs."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False  # the order is ours, see above
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.split(super()._split_scope(nodeid))[0]
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.pluginmanager.has_plugin("dsession"):  # others will run the tests
+        session.stash[_before] = {"process": processes(), "file": unheld()}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (before := session.stash.get(_before, None)) is None:
+        return
+    try:
+        fail_on_leaks("test run", {"process": processes, "file": unheld}, before)
+    except pytest.fail.Exception as leaks:
+        place = ("tests", None, "all")
+        report = pytest.TestReport("tests", place, {}, "failed", str(leaks), "teardown")
+        session.config.hook.pytest_runtest_logreport(report=report)
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 def fail_on_leaks(
@@ -89,7 +162,7 @@ def fail_on_leaks(
 
 
 def processes() -> Found:
-    """Running processes of this test run, and children nobody has waited for."""
+    """Running processes of ours, and children nobody has waited for."""
     parents: dict[int, int] = {}
     marked = []
     for entry in os.listdir("/proc"):
@@ -101,7 +174,7 @@ def processes() -> Found:
             pid, born = int(entry), rest[19]
             parents[pid] = int(rest[1])
             if (pid, born) not in _strangers:
-                if MARK in Path(f"/proc/{entry}/environ").read_bytes():
+                if MARK.encode() in Path(f"/proc/{entry}/environ").read_bytes():
                     marked.append(pid)
                 else:
                     _strangers.add((pid, born))
@@ -144,9 +217,41 @@ def mappings() -> Found:
 
 def files() -> Found:
     """Shared memory with a name, X displays and temporary files of ours."""
-    temporary = Path(tempfile.gettempdir())
-    found = [*Path("/dev/shm").iterdir(), *Path("/tmp").glob(".X*-lock")]
-    return Counter(str(path) for path in [*found, *temporary.glob("polyarm*")])
+    there = held()
+    ours = {os.getpid(), *map(int, processes())} if there else set()
+    found = Counter(name for name, holders in there.items() if holders & ours)
+    found.update(map(str, Path(tempfile.gettempdir()).glob("polyarm*")))
+    return found if SIBLING else found + unheld()
+
+
+def unheld() -> Found:
+    """Shared memory and X displays of processes that have ended, whoever they were."""
+    return Counter(name for name, holders in held().items() if not holders)
+
+
+def held() -> dict[str, set[int]]:
+    """Shared memory with a name and locks of X displays, and the processes that hold them."""
+    found: dict[str, set[int]] = {str(path): set() for path in Path("/dev/shm").iterdir()}
+    for pid in filter(str.isdigit, os.listdir("/proc") if found else []):
+        for name in found.keys() & blocks(pid):
+            found[name].add(int(pid))
+    for lock in Path("/tmp").glob(".X*-lock"):
+        with contextlib.suppress(OSError):
+            pid = lock.read_text().strip()
+            alive = pid.isdigit() and Path("/proc", pid).exists()
+            found[str(lock)] = {int(pid)} if alive else set()
+    return found
+
+
+def blocks(pid: str) -> set[str]:
+    """Names of the shared memory that a process has opened or mapped."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        found.update(re.findall("/dev/shm/.*", Path(f"/proc/{pid}/maps").read_text()))
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
 
 
 def described(kind: str, name: str) -> str:

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parent))  # for evaluation_faults, which work
 SOURCES = Path(__file__).parents[2] / "src"
 
 
-def wait_until(predicate: Callable[[], Any], within_s: float = 5.0, what: str = "") -> Any:
+def wait_until(predicate: Callable[[], Any], within_s: float = 20.0, what: str = "") -> Any:
     """Poll until the predicate holds; its value."""
     deadline = time.monotonic() + within_s
     while not (value := predicate()):
@@ -61,7 +61,7 @@ class Probe:
         text = Path(f"/proc/{self.server_pid}/task/{self.server_pid}/children").read_text()
         return [int(pid) for pid in text.split() if int(pid) not in self.envs.worker_pids]
 
-    def wait_for_phase(self, slot: int, phase: Phase, within_s: float = 5.0) -> None:
+    def wait_for_phase(self, slot: int, phase: Phase, within_s: float = 20.0) -> None:
         """Wait until the slot's worker is in a call of this phase, for this slot."""
         record = self.engine.board.workers[self.engine._owner[slot].index]
         wait_until(
@@ -122,7 +122,7 @@ class Script(subprocess.Popen):
         assert line, self.stderr.read()
         return line.strip()
 
-    def finish(self, within_s: float = 20.0) -> str:
+    def finish(self, within_s: float = 60.0) -> str:
         """Everything it still has to say; fails unless it ends well."""
         out, err = self.communicate(timeout=within_s)
         assert self.returncode == 0, f"status {self.returncode}\n{out}\n{err}"

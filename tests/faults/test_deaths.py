@@ -202,7 +202,7 @@ def test_a_stopped_worker_is_killed_and_replaced(probe):
         os.kill(look.pid(1), signal.SIGSTOP)
         began = time.monotonic()
         _, rewards, _, truncated, info = envs.step(look.actions())
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         assert truncated.tolist() == [False, True]
         assert rewards.tolist() == [1, 0]
         assert info["error"][1].kind == "hung"

@@ -54,12 +54,12 @@ class DyingNoisyEnv(RaisingNoisyEnv):
 
 
 class SlowlyBuiltEnv(CrashingEnv):
-    """Raises in step 2; every build but the first takes 3 s."""
+    """Raises in step 2; every build but the first takes 30 s."""
 
     def __init__(self, marker):
         super().__init__(at=2, only_first=marker + ".failed")
         if Path(marker).exists():
-            time.sleep(3)
+            time.sleep(30)
         Path(marker).touch()
 
 
@@ -236,12 +236,12 @@ def test_a_step_does_not_wait_for_the_restart(probe, tmp_path, workers, start):
         began = time.monotonic()
         info = envs.step(look.actions())[-1]
         assert info["error"][0].kind == "exception"
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10
         if workers == 2:
             for _ in range(5):
                 envs.send(look.actions()[1:], [1])
-                assert envs.recv(1, timeout_s=1).slots.tolist() == [1]
-            assert time.monotonic() - began < 2.5
+                assert envs.recv(1, timeout_s=10).slots.tolist() == [1]
+            assert time.monotonic() - began < 15
 
 
 def test_a_killed_worker_does_not_hold_up_the_step_either(probe, tmp_path):
@@ -255,7 +255,7 @@ def test_a_killed_worker_does_not_hold_up_the_step_either(probe, tmp_path):
         began = time.monotonic()
         info = envs.step(look.actions())[-1]
         assert info["error"][0].signal == "SIGKILL"
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10
 
 
 def test_the_slot_in_its_call_is_the_cause_and_neighbours_are_not_charged(probe, tmp_path):
@@ -392,8 +392,8 @@ def test_an_env_that_raises_in_close_still_closes(tmp_path):
     envs = polyarm.make_vec(lambda: CrashingEnv(where="close"), num_envs=3, num_workers=2)
     envs.reset()
     began = time.monotonic()
-    envs.close()
-    assert time.monotonic() - began < 2
+    envs.close(timeout_s=30)
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("workers", [1, 2])

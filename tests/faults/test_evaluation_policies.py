@@ -34,7 +34,7 @@ def test_a_policy_that_fails_ends_the_run_which_goes_on_when_it_is_mended(
     began = time.monotonic()
     with pytest.raises(PolicyError) as caught:
         evaluate(faults.Gambler(), faults.GAMBLE, **options)
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert message in str(caught.value)
     assert f"callable/{faults.GAMBLE}#" in str(caught.value)
     assert "step" in str(caught.value)

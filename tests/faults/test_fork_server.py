@@ -47,8 +47,8 @@ def test_a_killed_fork_server_is_an_error_and_takes_the_workers_with_it(probe, s
                 envs.recv(3) if state == "stepping" else envs.step(look.actions())
     finally:
         began = time.monotonic()
-        envs.close()
-    assert time.monotonic() - began < 3
+        envs.close(timeout_s=30)
+    assert time.monotonic() - began < 10
 
 
 def test_a_stopped_fork_server_does_not_hold_up_close(probe, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_stopped_fork_server_does_not_hold_up_close(probe, monkeypatch):
     began = time.monotonic()
     with pytest.warns(ResourceWarning):
         envs.close()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20
     look.wait_until(lambda: not any(look.running(pid) for pid in pids))
 
 
@@ -299,7 +299,7 @@ def test_forked_copies_may_exit_like_any_python_process(run_script):
     print("done")
     """
     script = run_script(textwrap.dedent(source))
-    out, err = script.communicate(timeout=20)
+    out, err = script.communicate(timeout=60)
     assert script.returncode == 0, err
     assert out.endswith("done\n")
 

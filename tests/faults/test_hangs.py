@@ -38,7 +38,7 @@ def test_a_hung_step_is_killed_and_its_stack_is_shown(probe, tmp_path, hold_gil,
         envs.step(look.actions())
         began = time.monotonic()
         _, rewards, _, truncated, info = envs.step(look.actions())
-        assert 0.4 < time.monotonic() - began < 3
+        assert 0.4 < time.monotonic() - began < 10
         error = info["error"][0]
         assert (error.kind, error.phase) == ("hung", "step")
         assert "0.5 s" in error.message
@@ -63,7 +63,7 @@ def test_a_hung_reset_has_a_deadline_of_its_own(probe, tmp_path):
     ) as envs:
         began = time.monotonic()
         obs, _ = envs.reset(seed=1)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 10
         assert obs["state"][:, 0].tolist() == [1, 2]
 
 
@@ -78,9 +78,9 @@ def test_a_hung_constructor_is_a_build_error_that_shows_where_it_hung(start, wor
             num_envs=3,
             num_workers=workers,
             start=start,
-            build_timeout_s=2.0 if start == "fresh" else 1.0,
+            build_timeout_s=6.0 if start == "fresh" else 2.0,
         )
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 30
     assert "slot 1" in str(caught.value)
     assert "failing.py" in str(caught.value), "no stack of the hung constructor"
 
@@ -95,7 +95,7 @@ def test_a_rebuild_that_hangs_is_killed_too(probe, tmp_path):
         open(marker, "w").close()
         return CountingEnv()
 
-    with polyarm.make_vec([build, counting], num_envs=2, build_timeout_s=1, start="imports") as e:
+    with polyarm.make_vec([build, counting], num_envs=2, build_timeout_s=2, start="imports") as e:
         look = probe(e)
         e.reset()
         os.kill(look.pid(0), signal.SIGKILL)
@@ -192,7 +192,7 @@ def test_close_of_a_hung_env_has_a_deadline(tmp_path):
     envs.reset()
     began = time.monotonic()
     envs.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 def test_a_hang_in_close_after_an_exception_is_killed(probe, tmp_path):
@@ -232,7 +232,7 @@ def test_a_worker_stopped_while_it_starts_is_replaced(probe, tmp_path):
                 os.kill(os.getpid(), signal.SIGSTOP)
 
     with polyarm.make_vec(
-        [StopsItself, counting], num_envs=2, build_timeout_s=0.7, start="imports"
+        [StopsItself, counting], num_envs=2, build_timeout_s=2, start="imports"
     ) as envs:
         look = probe(envs)
         envs.reset()

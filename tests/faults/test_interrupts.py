@@ -33,7 +33,7 @@ def test_an_env_interrupted_at_random_moments_can_always_be_received_and_reset(
     old = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with polyarm.make_vec(
-            lambda: CountingEnv(length=10**6), num_envs=4, num_workers=workers, step_timeout_s=1
+            lambda: CountingEnv(length=10**6), num_envs=4, num_workers=workers, step_timeout_s=10
         ) as envs:
             look = probe(envs)
             envs.reset(seed=0)
@@ -51,7 +51,7 @@ def test_an_env_interrupted_at_random_moments_can_always_be_received_and_reset(
                     pass
                 while True:
                     try:
-                        envs.recv(1, timeout_s=2)
+                        envs.recv(1, timeout_s=10)
                     except InvalidCall:
                         break
                 seed = rng.randrange(500)

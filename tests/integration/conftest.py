@@ -18,6 +18,8 @@ import pytest
 from polyarm.display import select
 
 os.environ.update(select("auto", frames=True).env)
+# llvmpipe draws on the calling thread: the same pixels, less CPU.
+os.environ.setdefault("LP_NUM_THREADS", "0")
 sys.path.append(str(Path(__file__).parent))  # for libero_reference and libero_play
 
 from libero_reference import Plan

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import numpy as np
@@ -34,19 +33,15 @@ def test_what_was_sent_is_received_with_its_slots(make_everywhere):
 
 
 def test_the_first_ready_is_the_first_served(make_any):
-    env = make_any([partial(SlowEnv, step_s=s, length=100) for s in (0.6, 0, 0, 0)], num_workers=4)
+    env = make_any([partial(SlowEnv, step_s=s, length=100) for s in (2, 0, 0, 0)], num_workers=4)
     env.reset(seed=0)
     env.send(ALL)
     steps = np.zeros(4, int)
-    began = time.monotonic()
-    while time.monotonic() < began + 0.3:
+    while steps[0] == 0 and (steps[1:] <= 10).any():
         ready = env.recv(1)
         steps[ready.slots] += 1
-        if 0 in ready.slots:
-            break
         env.send(ALL[: len(ready.slots)], ready.slots)
     assert steps[0] == 0
-    assert (steps[1:] > 10).all()
 
 
 def test_a_second_send_to_a_busy_slot_is_refused(make):
@@ -106,10 +101,10 @@ def test_slots_that_cannot_be_are_refused(make_any, slots):
 
 
 def test_a_timeout_returns_what_there_is(make_any):
-    env = make_any([partial(SlowEnv, step_s=s) for s in (0.5, 0)], num_envs=2, num_workers=2)
+    env = make_any([partial(SlowEnv, step_s=s) for s in (2, 0)], num_envs=2, num_workers=2)
     env.reset(seed=0)
     env.send(ALL[:2])
-    ready = env.recv(2, timeout_s=0.15)
+    ready = env.recv(2, timeout_s=1)
     assert ready.slots.tolist() == [1]
     assert ready.obs["state"].shape == (1, 4)
     nothing = env.recv(1, timeout_s=0.01)
