@@ -230,7 +230,7 @@ def unheld() -> Found:
 
 
 def held() -> dict[str, set[int]]:
-    """Shared memory with a name and locks of X displays, and the processes that hold them."""
+    """Shared memory with a name, locks and sockets of X displays, and who holds them."""
     found: dict[str, set[int]] = {str(path): set() for path in Path("/dev/shm").iterdir()}
     for pid in filter(str.isdigit, os.listdir("/proc") if found else []):
         for name in found.keys() & blocks(pid):
@@ -240,6 +240,10 @@ def held() -> dict[str, set[int]]:
             pid = lock.read_text().strip()
             alive = pid.isdigit() and Path("/proc", pid).exists()
             found[str(lock)] = {int(pid)} if alive else set()
+    served = Path("/proc/net/unix").read_text()
+    for socket in Path("/tmp/.X11-unix").glob("X*"):
+        # Who serves it is among the processes, and found there.
+        found[str(socket)] = {0} if f" {socket}\n" in served else set()
     return found
 
 
