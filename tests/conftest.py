@@ -29,10 +29,6 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # for rlbench_fixture
-
-from rlbench_fixture import rlbench  # noqa: F401  a fixture for everybody
-
 Found = Counter[str]
 
 GRACE_S = 3.0
@@ -53,6 +49,8 @@ KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkser
 # LIBERO's own envs run ahead of the tests that compare with them (the fixture `references`), which
 # takes minutes: the files that wait for it belong in one test process, and that one starts at once.
 TOGETHER = re.compile(r"(?<=integration/test_libero_)(engine|exact|frames|protocols)\.py")
+
+DOUBLE = Path(__file__).parent / "rlbench_double"
 
 _strangers: set[tuple[int, bytes]] = set()
 _failed = pytest.StashKey[bool]()
@@ -291,3 +289,37 @@ def small_disk() -> Callable[[Path, str], contextlib.AbstractContextManager[Path
             subprocess.run(["umount", str(folder)], check=True)
 
     return mounted
+
+
+@pytest.fixture
+def rlbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """RLBench, PyRep and CoppeliaSim are installed, after a fashion; gives CoppeliaSim's folder.
+
+    They can be imported here, in workers and on command lines. Nothing of them is left afterwards:
+    no module, no cached list of tasks, no folder in the cache.
+    """
+    from polyarm.suites.rlbench import catalogue
+
+    monkeypatch.syspath_prepend(str(DOUBLE))
+    inherited = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv(
+        "PYTHONPATH", f"{DOUBLE}{os.pathsep}{inherited}" if inherited else str(DOUBLE)
+    )
+    monkeypatch.setenv("COPPELIASIM_ROOT", str(DOUBLE / "coppeliasim"))
+    monkeypatch.setenv("POLYARM_CACHE", str(tmp_path / "cache"))
+    # Like the real one, it is imported only where the loader knew CoppeliaSim from the start.
+    monkeypatch.setenv("RLBENCH_DOUBLE", "loader")
+    for variable in (
+        "DISPLAY",
+        "LD_LIBRARY_PATH",
+        "RLBENCH_BASE_DISPLAY",
+        "LOCAL_RANK",
+        "QT_QPA_PLATFORM_PLUGIN_PATH",
+    ):
+        monkeypatch.setenv(variable, "")  # so that it is put back whatever the test does
+        monkeypatch.delenv(variable)
+    catalogue._installed.cache_clear()
+    yield DOUBLE / "coppeliasim"
+    catalogue._installed.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("rlbench", "pyrep")]:
+        del sys.modules[name]
