@@ -19,10 +19,12 @@ import pytest
 
 from polyarm import make_vec
 from polyarm.display import xvfb
-from polyarm.errors import BuildError, DisplayError, InvalidAction, InvalidCall
+from polyarm.errors import BuildError, DisplayError, EnvCallError, InvalidAction, InvalidCall
+from polyarm.suites.rlbench.environment import Environment
 
 pytestmark = pytest.mark.usefixtures("rlbench")
 
+DOUBLE = Path(__file__).parents[1] / "rlbench_double"
 FRAMES = {"cameras": ("front",), "image_size": (16, 16)}
 
 
@@ -262,15 +264,19 @@ def test_two_jobs_at_once_never_share_a_display():
     assert not numbers[0] & numbers[1]
 
 
-def test_another_interpreter_may_hold_the_simulator(tmp_path: Path):
-    """A Python without the trainer's packages in its search path; links stand for its own."""
+def test_another_interpreter_has_packages_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It finds the trainer's polyarm, but nothing else that only the trainer has."""
     folder = tmp_path / "venv"
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(folder)],
-        check=True,
-    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    (site / "dependencies.pth").write_text("\n".join(p for p in sys.path if "site-packages" in p))
+    packages = [path for path in sys.path if "site-packages" in path]
+    (site / "dependencies.pth").write_text("\n".join([*packages, str(DOUBLE)]))
+    trainers = tmp_path / "trainers"
+    trainers.mkdir()
+    (trainers / "rlbench.py").write_text("raise RuntimeError('the trainer has another one')")
+    monkeypatch.setenv("PYTHONPATH", str(trainers))
     python = folder / "bin" / "python"
     with make_vec("rlbench/reach_target", num_envs=1, interpreter=str(python)) as envs:
         obs, _ = envs.reset(seed=0)
@@ -282,3 +288,49 @@ def test_another_interpreter_may_hold_the_simulator(tmp_path: Path):
 def test_an_interpreter_that_does_not_exist_is_named():
     with pytest.raises(BuildError, match="cannot start /nowhere/python"):
         make_vec("rlbench/reach_target", num_envs=1, interpreter="/nowhere/python")
+
+
+def test_a_simulator_that_cannot_be_forked_is_not():
+    with pytest.raises(InvalidCall, match="does not survive"):
+        make_vec("rlbench/reach_target", num_envs=1, start="built")
+
+
+IN_PROCESS = """
+    import os
+    from polyarm import make_vec
+    from polyarm.errors import BuildError
+
+    before = dict(os.environ)
+    for cameras in ((), ("front",)):
+        for _ in range(2):
+            with make_vec("rlbench/reach_target", num_envs=1, num_workers=0, cameras=cameras,
+                          image_size=(16, 16)) as envs:
+                obs, _ = envs.reset(seed=0)
+                assert ("pixels/front" in obs) == bool(cameras)
+    try:
+        make_vec("rlbench/reach_target", num_envs=1, num_workers=0, task_state=1)
+    except BuildError as error:
+        assert "task_state=3" in str(error)
+    make_vec("rlbench/reach_target", num_envs=1, num_workers=0, task_state=3).close()
+    changed = {name for name in before.keys() | os.environ.keys()
+               if before.get(name) != os.environ.get(name)}
+    assert not changed, changed
+    print("done")
+"""
+
+
+def test_in_this_process_one_simulator_follows_another_and_no_variable_stays(
+    run_script, rlbench: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # A process of its own cannot change where the loader looks: that is set from outside.
+    for name, value in Environment(rlbench, Path()).variables().items():
+        monkeypatch.setenv(name, value)
+    assert run_script(IN_PROCESS).finish(60.0).strip() == "done"
+
+
+def test_the_expert_does_not_start_in_the_middle_of_an_episode():
+    with make_vec("rlbench/reach_target", num_envs=1, max_restarts=0) as envs:
+        obs, _ = envs.reset(seed=0)
+        envs.step(hold(obs))
+        with pytest.raises(EnvCallError, match="from its start"):
+            envs.call("expert_action")

@@ -106,3 +106,23 @@ def test_the_benchmark_measures_rlbench():
     assert result["env_steps"] >= 32
     assert result["errors"] == 0
     assert result["renderer"].startswith("Xvfb on ")
+
+
+class Lost:
+    """Asks for a place that no arm reaches."""
+
+    needs_frames = False
+
+    def begin(self, episodes: Any) -> None:
+        """Nothing to forget."""
+
+    def act(self, batch: Batch) -> Any:
+        return np.tile(np.array([9, 9, 9, 0, 0, 0, 1, 1], np.float32), (len(batch), 1))
+
+
+def test_invalid_actions_are_counted_in_the_results(tmp_path: Path):
+    results = evaluate(Lost(), "rlbench/reach_target", episodes=2, num_envs=2, out=tmp_path / "run")
+    assert [episode.outcome for episode in results.episodes] == ["failure", "failure"]
+    assert [episode.invalid_actions for episode in results.episodes] == [1, 1]
+    again = Results.read(tmp_path / "run")
+    assert [episode.invalid_actions for episode in again.episodes] == [1, 1]

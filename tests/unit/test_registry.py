@@ -28,7 +28,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_built_in_suites_are_known_without_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_announced", dict)
-    assert registry.suite_names() == ["gym", "libero", "metaworld"]
+    assert registry.suite_names() == ["gym", "libero", "metaworld", "rlbench"]
     assert registry.locate("metaworld") == "polyarm.suites.metaworld:MetaWorld"
     assert registry.locate("callable") == "polyarm.suites.gymnasium:CallableSuite"
 

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -101,6 +101,13 @@ class Egl:
         Raises:
             RuntimeError: It is initialized but gives no context.
         """
+        display = self.initialized(index)
+        if display is not None:
+            self._create_context(ctypes.c_void_p(display))
+        return display is not None
+
+    def initialized(self, index: int) -> int | None:
+        """The display of a device, initialized; None if it can't be."""
         get_display = self._extension(
             "eglGetPlatformDisplayEXT",
             ctypes.c_void_p,
@@ -108,11 +115,10 @@ class Egl:
             ctypes.c_void_p,
             ctypes.c_void_p,
         )
-        display = get_display(_PLATFORM_DEVICE, self.devices[index], None)
+        display: int | None = get_display(_PLATFORM_DEVICE, self.devices[index], None)
         if not display or not self._egl.eglInitialize(ctypes.c_void_p(display), None, None):
-            return False
-        self._create_context(ctypes.c_void_p(display))
-        return True
+            return None
+        return display
 
     def _create_context(self, display: ctypes.c_void_p) -> None:
         egl, config, count = self._egl, ctypes.c_void_p(), ctypes.c_int()
@@ -172,8 +178,18 @@ def count_all_gpus(environment: MutableMapping[str, str]) -> None:
         environment.pop("CUDA_VISIBLE_DEVICES", None)
 
 
-def chosen_index(egl: Egl, cuda: int | None) -> int | None:
+def ranks_share_gpus(environment: Mapping[str, str]) -> bool:
+    """Whether a GPU's number is just the rank's, and not one that somebody has chosen."""
+    return not environment.get("CUDA_VISIBLE_DEVICES")
+
+
+def chosen_index(egl: Egl, cuda: int | None, *, shared: bool = False) -> int | None:
     """The device to use: the user's, else the rank's; None to take the first that works.
+
+    Args:
+        egl: The library.
+        cuda: CUDA's number of the rank's GPU, or None for any.
+        shared: Whether ranks take turns where there are more of them than GPUs.
 
     Raises:
         RuntimeError: There is no such device.
@@ -184,10 +200,11 @@ def chosen_index(egl: Egl, cuda: int | None) -> int | None:
             last = len(egl.devices) - 1
             raise RuntimeError(f"{DEVICE_VARIABLE} is {chosen!r}, but the devices are 0 to {last}")
         return int(chosen)
+    gpus = sum(one is not None for one in egl.cuda_indices())
     # Without a CUDA device there is no GPU to be wrong about: Mesa's software serves any rank.
-    if cuda is None or not any(one is not None for one in egl.cuda_indices()):
+    if cuda is None or not gpus:
         return None
-    return egl.index_of_cuda(cuda)
+    return egl.index_of_cuda(cuda % gpus if shared else cuda)
 
 
 def prove(cuda: int | None = None) -> tuple[str, int | None]:
@@ -200,9 +217,10 @@ def prove(cuda: int | None = None) -> tuple[str, int | None]:
         OSError: A library is missing.
         RuntimeError: No device gives a context.
     """
+    shared = ranks_share_gpus(os.environ)
     egl = load()
     gl = _load("libOpenGL.so.0", "libGL.so.1")
-    chosen = chosen_index(egl, cuda)
+    chosen = chosen_index(egl, cuda, shared=shared)
     candidates = range(len(egl.devices)) if chosen is None else [chosen]
     for index in candidates:
         if egl.make_current(index):
@@ -240,8 +258,7 @@ def _try_device(index: int, cuda: int | None) -> EglDevice:
     if child.returncode:
         words = child.stderr.strip() or f"its probe ended with code {child.returncode}"
         return EglDevice(index, cuda, "", seconds, words)
-    renderer = child.stdout.splitlines()[0].removeprefix("EGL on ")
-    return EglDevice(index, cuda, renderer.removesuffix(f", device {index}"), seconds)
+    return EglDevice(index, cuda, child.stdout.splitlines()[0].removeprefix("EGL on "), seconds)
 
 
 def _load(*names: str) -> ctypes.CDLL:
@@ -259,7 +276,7 @@ def _main(arguments: list[str]) -> str:
     renderer, chosen = prove(int(arguments[0]) if arguments else None)
     if chosen is None:
         return f"EGL on {renderer}"
-    return f"EGL on {renderer}, device {chosen}\n{DEVICE_VARIABLE}={chosen}"
+    return f"EGL on {renderer}\n{DEVICE_VARIABLE}={chosen}"
 
 
 if __name__ == "__main__":

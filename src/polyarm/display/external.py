@@ -52,6 +52,6 @@ if __name__ == "__main__":
 
     os.environ["DISPLAY"] = sys.argv[1]
     try:
-        sys.stdout.write(f"{sys.argv[1]} on {glx.prove()}")
+        sys.stdout.write(f"an X server on {glx.prove()}")
     except (OSError, RuntimeError) as error:
         sys.exit(str(error))

@@ -17,6 +17,8 @@ _GL_RGB, _GL_UNSIGNED_BYTE = 0x1907, 0x1401
 # RGBA, double-buffered, at least one bit a channel and 16 of depth: what any window has.
 _VISUAL = (4, 5, 8, 1, 9, 1, 10, 1, 12, 16, 0)
 _SIDE = 16
+_INPUT_OUTPUT = 1
+_ATTRIBUTES_GIVEN = (1 << 3) | (1 << 9) | (1 << 13)  # border pixel, override redirect, colormap
 
 
 def prove() -> str:
@@ -28,9 +30,7 @@ def prove() -> str:
     """
     name = os.environ.get("DISPLAY", "")
     x11, gl = _load("libX11.so.6"), _load("libGL.so.1")
-    for function in ("XOpenDisplay", "XCreateColormap", "XCreateSimpleWindow"):
-        getattr(x11, function).restype = ctypes.c_void_p
-    x11.XRootWindow.restype = ctypes.c_ulong
+    x11.XOpenDisplay.restype = ctypes.c_void_p
     gl.glXChooseVisual.restype = gl.glXCreateContext.restype = ctypes.c_void_p
     display = ctypes.c_void_p(x11.XOpenDisplay(name.encode() or None))
     if not display.value:
@@ -43,16 +43,57 @@ def prove() -> str:
     )
     if not context.value:
         raise RuntimeError(f"the X server {name} gives no OpenGL context (no GLX)")
-    root = ctypes.c_ulong(x11.XRootWindow(display, screen))
-    window = ctypes.c_ulong(
-        x11.XCreateSimpleWindow(display, root, 0, 0, _SIDE, _SIDE, 0, 0, 0) or 0
-    )
+    window = _open_window(x11, display, ctypes.cast(visual, ctypes.POINTER(_Visual)).contents)
     if not gl.glXMakeCurrent(display, window, context):
         raise RuntimeError(f"the X server {name} does not make an OpenGL context current")
     _draw(gl)
     gl.glGetString.restype = ctypes.c_char_p
     renderer: bytes = gl.glGetString(_GL_RENDERER) or b"unknown renderer"
     return renderer.decode()
+
+
+class _Visual(ctypes.Structure):
+    """The beginning of XVisualInfo."""
+
+    _fields_ = (
+        ("visual", ctypes.c_void_p),
+        ("id", ctypes.c_ulong),
+        ("screen", ctypes.c_int),
+        ("depth", ctypes.c_int),
+    )
+
+
+class _Attributes(ctypes.Structure):
+    """XSetWindowAttributes."""
+
+    _fields_ = (
+        *((name, ctypes.c_ulong) for name in ("pixmap", "pixel", "border_pixmap", "border_pixel")),
+        *((name, ctypes.c_int) for name in ("bit_gravity", "win_gravity", "backing_store")),
+        *((name, ctypes.c_ulong) for name in ("backing_planes", "backing_pixel")),
+        ("save_under", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("event_mask", "no_propagation")),
+        ("override_redirect", ctypes.c_int),
+        *((name, ctypes.c_ulong) for name in ("colormap", "cursor")),
+    )
+
+
+def _open_window(x11: Any, display: ctypes.c_void_p, visual: _Visual) -> ctypes.c_ulong:
+    """Map a window of a visual that may differ from the screen's own, so it needs a colormap."""
+    for function in (x11.XRootWindow, x11.XCreateColormap, x11.XCreateWindow):
+        function.restype = ctypes.c_ulong
+    root = ctypes.c_ulong(x11.XRootWindow(display, visual.screen))
+    handle = ctypes.c_void_p(visual.visual)
+    colormap = x11.XCreateColormap(display, root, handle, 0)
+    attributes = _Attributes(border_pixel=0, override_redirect=1, colormap=colormap)
+    window = ctypes.c_ulong(
+        x11.XCreateWindow(
+            *(display, root, 0, 0, _SIDE, _SIDE, 0, visual.depth, _INPUT_OUTPUT, handle),
+            *(ctypes.c_ulong(_ATTRIBUTES_GIVEN), ctypes.byref(attributes)),
+        )
+    )
+    x11.XMapWindow(display, window)
+    x11.XSync(display, 0)
+    return window
 
 
 def _draw(gl: Any) -> None:

@@ -49,10 +49,14 @@ def _main(arguments: list[str]) -> str:
     import xvfb  # type: ignore[import-not-found,unused-ignore]
 
     added = environment(0)
-    chosen = egl.chosen_index(egl.load(), int(arguments[0]) if arguments else None)
-    added["VGL_DISPLAY"] = f"egl{chosen or 0}"
+    shared = egl.ranks_share_gpus(os.environ)
+    library = egl.load()
+    chosen = egl.chosen_index(library, int(arguments[0]) if arguments else None, shared=shared) or 0
+    # VirtualGL counts the devices that can be initialized, and no others.
+    place = sum(library.initialized(index) is not None for index in range(chosen))
+    added["VGL_DISPLAY"] = f"egl{place}"
     os.environ.update(added)
-    lines = [f"VirtualGL (egl{chosen or 0}) through {xvfb.prove()}"]
+    lines = [f"VirtualGL through {xvfb.prove()}"]
     return "\n".join([*lines, *(f"{key}={value}" for key, value in added.items())])
 
 

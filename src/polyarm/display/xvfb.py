@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import shutil
@@ -152,17 +153,18 @@ def remove_files(pid: int, numbers: Iterable[int]) -> None:
         with contextlib.suppress(OSError, ValueError):
             if int(lock.read_text()) == pid:
                 lock.unlink()
-        if path.exists() and not _answers(path):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if _is_deserted(path):
+                path.unlink()
 
 
-def _answers(path: Path) -> bool:
+def _is_deserted(path: Path) -> bool:
+    """Whether nobody has bound a socket here, in this network namespace or in any other."""
+    if f" {path}\n" in Path("/proc/net/unix").read_text():
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        try:
-            client.connect(str(path))
-        except OSError:
-            return False
-    return True
+        client.setblocking(False)
+        return client.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def _spawn(writer: int, words: int) -> subprocess.Popen[bytes]:
@@ -216,8 +218,11 @@ def prove() -> str:
             env={**os.environ, "DISPLAY": server.name},
             capture_output=True,
             text=True,
+            timeout=START_TIMEOUT_S,
             check=False,
         )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"GLX did not answer within {START_TIMEOUT_S:g} s") from error
     finally:
         server.close()
     if probe.returncode:

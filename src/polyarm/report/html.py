@@ -206,6 +206,7 @@ def _data(results: Results) -> dict[str, Any]:
                 {name: plain(float(value)) for name, value in one.timings.items()},
                 one.trajectory,
                 one.action_hash,
+                one.invalid_actions,
             ]
             for one in results.episodes
         ],

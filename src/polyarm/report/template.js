@@ -2,8 +2,8 @@
 // Shows, sorts and filters; every statistic was worked out before. Text enters the page as text
 // only (textContent, attributes), never as markup.
 (() => {
-  const [TASK, POLICY, INDEX, REPEAT, OUTCOME, STEPS, RETURN, SECONDS, ATTEMPTS, VIDEOS, ERROR, TIMINGS, TRAJECTORY, HASH] =
-    Array(14).keys();
+  const [TASK, POLICY, INDEX, REPEAT, OUTCOME, STEPS, RETURN, SECONDS, ATTEMPTS, VIDEOS, ERROR, TIMINGS, TRAJECTORY, HASH, INVALID] =
+    Array(15).keys();
   const OUTCOMES = ["success", "failure", "error"];
   const FIRST_ROWS = 25, MORE_ROWS = 200;
 
@@ -233,6 +233,7 @@
     document.getElementById("detail-title").textContent = title(one);
     document.getElementById("detail-outcome").replaceChildren(make("i", { className: `cell ${outcome}` }), outcome);
     const facts = [["Steps", number(one[STEPS])], ["Return", number(one[RETURN])], ["Time", seconds(one[SECONDS])], ["Attempts", String(one[ATTEMPTS])]];
+    if (one[INVALID]) facts.push(["Invalid actions", String(one[INVALID])]);
     const body = document.getElementById("detail-body");
     body.replaceChildren(make("div", { className: "videos" }, ...one[VIDEOS].map(video)));
     if (!one[VIDEOS].length) body.replaceChildren();

@@ -58,6 +58,7 @@ class RunningEpisode:
         self.attempt = attempt
         self.generator = key.generator()
         self.steps = 0
+        self.invalid_actions = 0
         self.sent: Array | None = None
         self.sent_at = 0.0
         self.result: EpisodeResult | None = None
@@ -127,6 +128,7 @@ class RunningEpisode:
             seconds=seconds,
             timings={**self._timings, "waiting": max(0.0, seconds - spent)},
             action_hash=self._hash.hexdigest(),
+            invalid_actions=self.invalid_actions,
             attempts=self.attempt,
             videos=tuple(files),
             finished_at=time.time(),

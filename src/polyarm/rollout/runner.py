@@ -228,7 +228,7 @@ class Runner:
         """
         info, timings, now = ready.info, self._env.timings_ns(), time.monotonic()
         errors, files = info.get("error"), info.get("observed_files")
-        told = info.get("instruction")
+        told, refused = info.get("instruction"), info.get("invalid_actions")
         going: list[int] = []
         ended: list[RunningEpisode] = []
         for place, slot in enumerate(ready.slots.tolist()):
@@ -240,6 +240,8 @@ class Runner:
             self._note_times(episode, timings, slot)
             if told is not None and told[place]:
                 episode.instruction = str(told[place])
+            if refused is not None:
+                episode.invalid_actions = int(refused[place])
             if steps := int(info["steps"][place]):
                 self._chunk_s += 0.1 * (now - episode.sent_at - self._chunk_s)
                 executed = episode.sent

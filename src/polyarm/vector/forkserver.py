@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 from polyarm.display import xvfb
 from polyarm.display.xvfb import SharedScreen
@@ -24,6 +25,17 @@ from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.nursery import Nursery, Start
 from polyarm.vector.watcher import Watcher
+
+# What a Python with packages of its own runs: it is to find this polyarm, but nothing beside it.
+_PACKAGE = str(Path(__file__).absolute().parents[1])
+_FOREIGN_START = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("polyarm", {0!r} + "/__init__.py")
+sys.modules["polyarm"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from polyarm.vector.worker import main
+main()
+"""
 
 _MEMORY_CHECK_S = 0.2
 _FAREWELL_S = 5.0
@@ -184,7 +196,7 @@ class ForkServer:
         """Start a worker in a fresh interpreter."""
         plan_fd = os.memfd_create("polyarm-plan")
         with open(plan_fd, "wb", closefd=False) as file:
-            # Another Python has packages of its own, and finds this one by PYTHONPATH.
+            # Another Python has packages of its own.
             search_path = None if start.message["interpreter"] else self._search_path
             pickle.dump((search_path, start.message["plan"]), file)
         os.lseek(plan_fd, 0, os.SEEK_SET)
@@ -201,8 +213,11 @@ class ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             environment = {**os.environ, **start.message["environment"]}
             # -P keeps files of the working folder from hiding the standard library.
-            python = start.message["interpreter"] or sys.executable
-            command = [python, "-P", "-m", "polyarm.vector.worker", *arguments]
+            python, command = sys.executable, [sys.executable, "-P", "-m", "polyarm.vector.worker"]
+            if (other := start.message["interpreter"]) is not None:
+                python, command = other, [other, "-P", "-c", _FOREIGN_START.format(_PACKAGE)]
+                environment.pop("PYTHONPATH", None)
+            command += arguments
             try:
                 os.execve(python, command, environment)
             except OSError as error:

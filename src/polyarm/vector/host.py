@@ -17,7 +17,7 @@ _THREAD_VARIABLES = (
 )
 
 
-def _cgroup_files(name: str) -> list[Path]:
+def cgroup_files(name: str) -> list[Path]:
     """The file ``name`` of this process's cgroup and of each of its ancestors (cgroup v2)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -32,7 +32,7 @@ def _cgroup_files(name: str) -> list[Path]:
 def _cgroup_cores() -> float:
     """CPUs the cgroup quota allows; infinite without one."""
     allowed = float("inf")
-    for file in _cgroup_files("cpu.max"):
+    for file in cgroup_files("cpu.max"):
         quota, period = file.read_text().split()[:2]
         if quota != "max":
             allowed = min(allowed, int(quota) / int(period))
@@ -63,7 +63,7 @@ def available_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             room = int(line.split()[1]) * 1024
-    for file in _cgroup_files("memory.max"):
+    for file in cgroup_files("memory.max"):
         limit = file.read_text().strip()
         current = file.with_name("memory.current")
         if limit != "max" and current.is_file():

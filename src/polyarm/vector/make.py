@@ -24,6 +24,7 @@ from polyarm.vector.workerstate import WorkerOptions
 TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
 Start = Literal["auto", "built", "imports", "fresh"]
 
+_CAREFUL_FIRST: tuple[ForkMode, ...] = ("never", "imports", "built")
 _STARTS: dict[str, ForkMode] = {"built": "built", "imports": "imports", "fresh": "never"}
 
 
@@ -165,7 +166,12 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         scatter=mode == "built" and workers > 0 and not episodic,
     )
     provenance = [
-        {**_provenance(suite, spec), "display": screen.name, "renderer": screen.description}
+        {
+            **_provenance(suite, spec),
+            "display": screen.name,
+            "renderer": screen.description,
+            "display_variables": dict(screen.env),
+        }
         for suite, spec in zip(suites, dealt, strict=True)
     ]
     return VectorEnv(engine, plans, settings, delivery, plan, provenance)
@@ -247,9 +253,13 @@ def specify(
 def _mode(start: str, forks: Sequence[ForkMode]) -> ForkMode:
     """The most careful mode that any of the suites asks for, unless the user chose one."""
     if start != "auto":
+        if "never" in forks and start != "fresh":
+            raise InvalidCall(
+                f"start={start!r} forks workers, which a simulator among these suites does not "
+                "survive; leave start out"
+            )
         return _STARTS[start]
-    order: list[ForkMode] = ["never", "imports", "built"]
-    return min(forks, key=order.index)
+    return min(forks, key=_CAREFUL_FIRST.index)
 
 
 def _groups(num_envs: int, num_workers: int) -> list[tuple[int, ...]]:

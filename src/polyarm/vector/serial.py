@@ -37,7 +37,7 @@ class SerialEngine:
     Args:
         plans: What each slot holds, by slot.
         settings: What all slots share.
-        environment: The display's variables, set here before a simulator is imported.
+        environment: Of display and suites, set here until the engine is closed.
         max_restarts: Consecutive failures of a slot without a finished episode.
         own_screen: Whether to start an X server for this process.
     """
@@ -51,9 +51,8 @@ class SerialEngine:
         *,
         own_screen: bool = False,
     ) -> None:
-        for name, value in environment.items():
-            os.environ.setdefault(name, value)
-        self._display = os.environ.get("DISPLAY")
+        self._before = {name: os.environ.get(name) for name in (*environment, "DISPLAY")}
+        os.environ.update(environment)
         self._screen = open_screen() if own_screen else None
         self._plans = list(plans)
         self._max_restarts = max_restarts
@@ -141,9 +140,10 @@ class SerialEngine:
             self._close_env(slot)
         if self._screen is not None:
             self._screen.close()
-            os.environ.pop("DISPLAY", None)
-            if self._display is not None:
-                os.environ["DISPLAY"] = self._display
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         self.block.close()
         self.mail.close()
 

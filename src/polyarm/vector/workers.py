@@ -6,6 +6,7 @@ Completions, the fork server's events and deadlines are served by one poll; noth
 from __future__ import annotations
 
 import logging
+import os
 import select
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 log = logging.getLogger("polyarm")
+
+_SEQUENCE = int(Command.SEQUENCE)
 
 Announcement = tuple[int, int, int]
 
@@ -194,14 +197,22 @@ class WorkerEngine:
             self.mail.close()
 
     def _ring(self, worker: WorkerState, slots: Sequence[int], now: float) -> None:
+        """Wake a worker for these slots.
+
+        What an interrupt must not tear apart has no call, no loop and no function entry in it:
+        Python runs signal handlers there only, so none comes between the first store and the ring.
+        """
+        assert worker.doorbell is not None
+        fd, alone = worker.doorbell.fd, len(slots) == 1
+        words, commands, at = self.board.words, self.board.commands, self._commands_at
         worker.sequence = sequence = worker.sequence + 1
-        words = self.board.words
-        for slot in slots:
-            words[self._commands_at[slot] + Command.SEQUENCE] = sequence
         self._awaited[worker.index, worker.generation, sequence] = slots
         worker.rung_at = now
-        assert worker.doorbell is not None
-        worker.doorbell.ring()
+        if alone:
+            words[at[slots[0]] + _SEQUENCE] = sequence
+        else:
+            commands[slots, _SEQUENCE] = sequence
+        os.eventfd_write(fd, 1)
 
     def _serve(self, timeout_s: float | None) -> None:
         """One poll: completions, events of the fork server, deadlines."""

@@ -99,6 +99,11 @@ def test_a_device_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch
         chosen_index(Egl(FakeEgl([1, 0])), None)
 
 
+def test_more_ranks_than_gpus_take_turns():
+    devices = Egl(FakeEgl([1, 0]))
+    assert [chosen_index(devices, rank, shared=True) for rank in range(4)] == [1, 0, 1, 0]
+
+
 def test_without_a_gpu_any_rank_renders_in_software():
     assert chosen_index(Egl(FakeEgl([None])), 3) is None
 

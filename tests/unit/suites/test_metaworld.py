@@ -57,7 +57,7 @@ def test_success_of_the_last_step_does_not_end_the_episode_unless_asked() -> Non
         (spec(goals="hidden"), "option of metaworld 'goals'; did you mean 'goal'"),
         (spec(goal="invisible"), "value of goal \"'invisible'\"; did you mean \"'visible'\""),
         (spec(terminate_on_success="yes"), "value of terminate_on_success"),
-        (spec(max_steps=0), "value of max_steps '0' Give an int of at least 1"),
+        (spec(max_steps=0), "value of max_steps '0'. Give an int of at least 1"),
         (spec(msaa=True), "value of msaa 'True'"),
         (spec(max_steps=None), "value of max_steps 'None'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -279,7 +280,7 @@ def test_an_arm_that_starts_at_rest_is_no_keyframe() -> None:
 
 
 def test_slow_is_not_at_rest() -> None:
-    assert numbers("1" * 5, [1.0, 0.06, 1.0, 0.06, 0.051]) == [4]
+    assert numbers("1" * 5, [1.0, 0.11, 1.0, 0.11, 0.101]) == [4]
 
 
 def test_the_last_moment_is_a_keyframe_and_no_moment_is_one_twice() -> None:
@@ -313,7 +314,7 @@ def importable(rlbench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_rlbench_is_told_the_arms_mode_and_control(mode: str, name: str) -> None:
-    for control, checking in product(("absolute", "delta"), (False, True)):
+    for control, checking in product(("absolute", "delta"), (False, mode == "planning")):
         options = spec(arm_mode=mode, control=control, collision_checking=checking)
         arm = simulator._action_mode(options).arm_action_mode
         assert type(arm).__name__ == name
@@ -372,3 +373,39 @@ def test_arms_and_their_joints_are_rlbenchs() -> None:
     from rlbench.const import SUPPORTED_ROBOTS
 
     assert {name: joints for name, (_, _, joints) in SUPPORTED_ROBOTS.items()} == ARMS
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("options", "last", "ignored"),
+    [
+        ({}, [], True),
+        ({"collision_checking": True}, [], False),
+        ({"ignore_collision": True}, [1.0], True),
+        ({"ignore_collision": True}, [0.0], False),
+    ],
+)
+def test_the_planner_of_peracts_rlbench_is_told_whether_to_ignore_collisions(
+    options: dict[str, Any], last: list[float], ignored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlbench.action_modes import arm_action_modes
+
+    told = []
+
+    class PerActPlanner:
+        def __init__(self, **settings: Any) -> None:
+            """As upstream's."""
+
+        def action(self, scene: Any, action: Any, ignore_collisions: bool = True) -> None:
+            told.append((len(action), ignore_collisions))
+
+        def action_shape(self, scene: Any) -> tuple[int]:
+            return (7,)
+
+    monkeypatch.setattr(arm_action_modes, "EndEffectorPoseViaPlanning", PerActPlanner)
+    mode = simulator._action_mode(spec(arm_mode="planning", **options))
+    gripped: list[float] = []
+    mode.gripper_action_mode = SimpleNamespace(action=lambda _, action: gripped.extend(action))
+    mode.action(None, np.array([0.1, 0.2, 0.3, 0.0, 0.0, 0.0, 1.0, 0.8, *last]))
+    assert told == [(7, ignored)]
+    assert gripped == [0.8]

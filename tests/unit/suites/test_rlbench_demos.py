@@ -51,13 +51,15 @@ def test_episodes_go_by_number_and_not_by_name(tmp_path: Path) -> None:
     assert found(tmp_path) == [f"variation0/{number}" for number in (0, 2, 9, 10, 100)]
 
 
-def test_variations_go_by_number_and_not_by_name(tmp_path: Path) -> None:
+def test_variations_come_in_turn_by_number_and_not_by_name(tmp_path: Path) -> None:
     for variation in (10, 9, 1):
         store(tmp_path, f"variation{variation}", 1)
         store(tmp_path, f"variation{variation}", 0)
-    expected = [f"variation{one}/{episode}" for one in (1, 9, 10) for episode in (0, 1)]
-    assert found(tmp_path) == expected
-    assert [demo.variation for demo in stored_demos(tmp_path, TASK, None)] == [1, 1, 9, 9, 10, 10]
+    store(tmp_path, "variation9", 2)
+    expected = [f"variation{one}/{episode}" for episode in (0, 1) for one in (1, 9, 10)]
+    assert found(tmp_path) == [*expected, "variation9/2"]
+    variations = [demo.variation for demo in stored_demos(tmp_path, TASK, None)]
+    assert variations == [1, 9, 10, 1, 9, 10, 9]
 
 
 def test_one_variation_is_that_folder_alone(tmp_path: Path) -> None:

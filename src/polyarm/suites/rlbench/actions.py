@@ -68,7 +68,8 @@ def checked(action: Any, spec: EnvSpec, size: int) -> tuple[Vector, str]:
         size: Numbers of an action.
 
     Returns:
-        The action in double precision, its quaternion of unit length; and a complaint, or "".
+        The action in double precision, its quaternion of unit length, its gripper within reach;
+        and a complaint, or "".
 
     Raises:
         InvalidAction: It is not ``size`` finite numbers.
@@ -81,6 +82,9 @@ def checked(action: Any, spec: EnvSpec, size: int) -> tuple[Vector, str]:
         raise InvalidAction(f"an action of {spec.name} has shape ({size},), found {values.shape}")
     if not np.isfinite(values).all():
         raise InvalidAction(f"an action of {spec.name} must be finite, found {values}")
+    if spec.options["gripper"] == "continuous":
+        gripper = size - 1 - spec.options["ignore_collision"]
+        values[gripper] = np.clip(values[gripper], 0.0, _OPEN_M)
     if spec.options["arm_mode"] not in POSE_MODES:
         return values, ""
     norm = float(np.linalg.norm(values[3:_POSE]))
@@ -138,7 +142,7 @@ def keyframes(targets: list[Target], speeds: list[float]) -> list[Target]:
     return [*found, targets[-1]]
 
 
-_AT_REST = 0.05
+_AT_REST = 0.1  # radians per second; PerAct takes less for standing still
 
 
 def _multiply(a: Vector, b: Vector) -> Vector:

@@ -104,6 +104,11 @@ def _counts() -> dict[str, int]:
     return {**data["rlbench"], **data["peract"]}
 
 
+def installed_here() -> bool:
+    """Whether this Python has RLBench; any folder of that name would be imported, too."""
+    return bool(_installed())
+
+
 @cache
 def _installed() -> frozenset[str]:
     """Task files of the installed package; it is looked up, not imported."""

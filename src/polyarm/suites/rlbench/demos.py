@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,12 @@ def stored_demos(root: Path, task: str, variation: int | None) -> list[StoredDem
     folders = folders or [home / _ALL]
     found = [StoredDemo(path, variation) for folder in folders for path in _episodes(folder)]
     if not found and variation is None:
-        for folder in _numbered(home, "variation"):
-            found += [StoredDemo(path, _number(folder)) for path in _episodes(folder)]
+        # All variations in turn, as they come without demonstrations.
+        rows = [
+            [StoredDemo(path, _number(folder)) for path in _episodes(folder)]
+            for folder in _numbered(home, "variation")
+        ]
+        found = [demo for turn in zip_longest(*rows) for demo in turn if demo is not None]
     elif not found:
         mixed = [StoredDemo(path, _written_variation(path)) for path in _episodes(home / _ALL)]
         found = [demo for demo in mixed if demo.variation == variation]

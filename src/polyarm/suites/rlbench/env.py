@@ -16,7 +16,7 @@ from polyarm.errors import DisplayError, InvalidCall, InvalidObservation
 from polyarm.suites.rlbench.actions import Target, action_space, checked, keyframes, towards
 from polyarm.suites.rlbench.catalogue import find
 from polyarm.suites.rlbench.demos import stored_demos
-from polyarm.suites.rlbench.simulator import CHANNELS, ActionRefused, Simulator
+from polyarm.suites.rlbench.simulator import CHANNELS, ActionRefused, RandomStates, Simulator
 from polyarm.suites.rlbench.suite import METADATA, channels, demo_root, observation_space
 from polyarm.suites.simulated_env import Observation, SimulatedEnv
 
@@ -49,9 +49,13 @@ class RLBenchEnv(SimulatedEnv):
         dataset = demo_root(spec)
         self._demos = stored_demos(dataset, task, self._variation) if dataset else []
         self._sim = Simulator(spec, root)
-        self._check_room(self._sim.observe())
+        try:
+            self._check_room(self._sim.observe())
+        except InvalidObservation:
+            self._sim.close()
+            raise
         self._latest: Any = None
-        self._random_state: Any = None
+        self._random_states = RandomStates.current()
         self._steps = 0
         self._invalid_actions = 0
         self._expert_plan: list[Target] | None = None
@@ -69,7 +73,7 @@ class RLBenchEnv(SimulatedEnv):
         super().reset(seed=seed)
         episode = self._begin(seed, options)
         entropy = np.random.SeedSequence(episode)
-        # RLBench draws from the global generator alone.
+        # RLBench and its tasks draw from the global generators alone.
         np.random.seed(entropy.generate_state(8))
         random.seed(episode)
         self._steps = self._invalid_actions = 0
@@ -77,11 +81,11 @@ class RLBenchEnv(SimulatedEnv):
         number = episode % STREAM
         if self._demos:
             demo, variation = self._demo(number)
-            self._random_state = demo.random_seed
+            self._random_states = RandomStates(demo.random_seed, random.getstate())
             descriptions, self._latest = self._sim.reset_to(demo, variation)
         else:
             variation = self._variation_of(number)
-            self._random_state = np.random.get_state()
+            self._random_states = RandomStates.current()
             descriptions, self._latest = self._sim.reset(variation)
         chosen = np.random.default_rng(entropy.spawn(1)[0])
         self.instruction = str(chosen.choice(descriptions))
@@ -126,7 +130,9 @@ class RLBenchEnv(SimulatedEnv):
         if mode not in _EXPERT_MODES:
             raise InvalidCall(f"arm_mode={mode!r} has no expert; {', '.join(_EXPERT_MODES)} have")
         if self._expert_plan is None:
-            played = self._sim.demonstrate(self._random_state)
+            if self._steps:
+                raise InvalidCall("expert_action() plays an episode from its start, or not at all")
+            played = self._sim.demonstrate(self._random_states)
             if mode == "planning":
                 self._expert_plan = keyframes(played.targets, played.speeds)
             else:

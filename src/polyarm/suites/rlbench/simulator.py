@@ -8,8 +8,11 @@ in: physics and pixels do not depend on who looked before.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +35,36 @@ CHANNELS = {"pixels": "rgb", "depth": "depth", "point_cloud": "point_cloud", "ma
 """What a camera gives: our observation's prefix and RLBench's name."""
 
 _DEMO_ATTEMPTS = 10
+_DEMO_BUDGET_S = 25.0  # all of it happens within the deadline of one step
+_SAME_START = 1e-2  # metres and radians of the task's objects
 _FAREWELL_S = 2.0
 
 
 class ActionRefused(Exception):
     """The simulator did not execute an action; it and the episode are fine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStates:
+    """The global generators, from which RLBench and its tasks draw.
+
+    Attributes:
+        numpy: NumPy's.
+        python: Python's own; a few tasks use it.
+    """
+
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def current(cls) -> RandomStates:
+        """As they are now."""
+        return cls(np.random.get_state(), random.getstate())
+
+    def restore(self) -> None:
+        """Bring the generators back to this."""
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +98,8 @@ class Simulator:
             # A second one would wait for the first for ever.
             raise InvalidCall("RLBench runs one simulator per process, and one was launched here")
         self._root = PrivateRoot(root)
+        self._busy = threading.Lock()
+        self._idle: _IdleRedraw | None = None
         self._cameras = spec.cameras
         self._channels = [
             name for prefix, name in CHANNELS.items() if prefix == "pixels" or spec.options[prefix]
@@ -77,26 +107,32 @@ class Simulator:
         self._config = _observation_config(spec)
         self._environment = _environment(spec, self._config)
         self._launch()
+        try:
+            self._load(spec)
+        except BaseException:
+            self.close()
+            raise
+
+    def _launch(self) -> None:
+        Simulator._launched = True
+        self._set_cameras(on=True)
+        with _same_folder(), _variable(ROOT, str(self._root.path)):
+            self._environment.launch()
+        self._set_cameras(on=False)
+
+    def _load(self, spec: EnvSpec) -> None:
         self._env = self._environment.get_task(_task_class(spec))
         self._task = self._env._task
         self._success = _remember_success(self._task)
         self._variation = 0
-        self._busy = threading.Lock()
-        self._idle = _IdleRedraw(self._env._pyrep, self._busy, spec.options["idle_fps"])
-        # A task's first reset also sets it up, with random numbers of its own; every episode
-        # must find that done.
+        self._wants_task_state: bool = self._config.task_low_dim_state
+        self._start: NDArray[np.float64] | None = None
+        # A task's first reset also sets it up; every episode must find that done.
         self._env.reset()
         if spec.options["shaped_rewards"] and self._task.reward() is None:
             raise InvalidCall(f"{spec.name} has no shaped reward; leave shaped_rewards out")
+        self._idle = _IdleRedraw(self._env._pyrep, self._busy, spec.options["idle_fps"])
         self._idle.start()
-
-    def _launch(self) -> None:
-        os.environ[ROOT] = str(self._root.path)
-        Simulator._launched = True
-        self._set_cameras(on=True)
-        with _same_folder():
-            self._environment.launch()
-        self._set_cameras(on=False)
 
     @property
     def variation_count(self) -> int:
@@ -112,7 +148,9 @@ class Simulator:
         with self._busy:
             self._success[0], self._variation = False, variation
             self._env.set_variation(variation)
-            descriptions, observation = self._env.reset()
+            with self._task_state():
+                descriptions, observation = self._env.reset()
+            self._start = np.array(observation.task_low_dim_state, np.float64)
             return descriptions, observation
 
     def reset_to(self, demo: Any, variation: int) -> tuple[Sequence[str], Any]:
@@ -121,7 +159,9 @@ class Simulator:
             self._success[0], self._variation = False, variation
             # A task's first demonstration names variation 0, whatever it was.
             demo[0].misc["variation_index"] = variation
-            descriptions, observation = self._env.reset_to_demo(demo)
+            with self._task_state():
+                descriptions, observation = self._env.reset_to_demo(demo)
+            self._start = np.array(observation.task_low_dim_state, np.float64)
             return descriptions, observation
 
     def step(self, action: NDArray[np.float64]) -> tuple[Any, float, bool, bool]:
@@ -162,57 +202,82 @@ class Simulator:
             finally:
                 self._set_cameras(on=False)
 
-    def demonstrate(self, random_state: Any) -> Demonstration:
+    def demonstrate(self, random_states: RandomStates) -> Demonstration:
         """Have the task's own waypoints play the current episode, then start it again.
 
         Args:
-            random_state: NumPy's global random state before the episode's reset.
+            random_states: Of the global generators, before the episode's reset.
 
         Raises:
             InvalidCall: They do not get there.
         """
+        start, complaint = self._start, ""
+        end = time.monotonic() + _DEMO_BUDGET_S
+        for _ in range(_DEMO_ATTEMPTS):
+            # Placing and planning have time limits, so that the same random numbers may fail once
+            # and then succeed, or lead to another start.
+            demo, complaint = self._live_demo(random_states)
+            if demo is not None:
+                random_states.restore()
+                self.reset_to(demo, self._variation)
+                if _same_start(start, self._start):
+                    return _demonstration(demo)
+                complaint = "it started from another place than the episode"
+            if time.monotonic() > end:
+                break
+        raise InvalidCall(f"the task's waypoints give no demonstration of it: {complaint}")
+
+    def _live_demo(self, random_states: RandomStates) -> tuple[Any, str]:
+        """A demonstration, or None and why there is none."""
+        random_states.restore()
         with self._busy:
-            demo = self._live_demo(random_state)
-        self.reset_to(demo, self._variation)
-        moments = [demo[index] for index in range(len(demo))]
-        targets = [
-            Target(
-                np.asarray(moment.gripper_pose, np.float64),
-                np.asarray(moment.joint_positions, np.float64),
-                float(moment.gripper_open),
-            )
-            for moment in moments
-        ]
-        speeds = [float(np.abs(moment.joint_velocities).max()) for moment in moments]
-        return Demonstration(targets, speeds)
+            try:
+                (demo,) = self._env.get_demos(1, live_demos=True, max_attempts=1)
+            except RuntimeError as error:
+                return None, str(error)
+        return demo, ""
 
     def close(self) -> None:
         """End the simulator; afterwards the process may launch another."""
-        self._idle.stop()
+        if self._idle is not None:
+            self._idle.stop()
         self._environment.shutdown()
         self._root.close()
         Simulator._launched = False
 
-    def _live_demo(self, random_state: Any) -> Any:
-        complaint = ""
-        for _ in range(_DEMO_ATTEMPTS):
-            # Planning has a time limit, so that the same start may fail once and then succeed.
-            np.random.set_state(random_state)
-            try:
-                (demo,) = self._env.get_demos(1, live_demos=True, max_attempts=1)
-                return demo
-            except RuntimeError as error:
-                complaint = str(error)
-        raise InvalidCall(
-            f"the task's waypoints did not lead to success in {_DEMO_ATTEMPTS} attempts: "
-            f"{complaint}"
-        )
+    @contextlib.contextmanager
+    def _task_state(self) -> Iterator[None]:
+        """Observe the task's own state, which tells starts of episodes apart."""
+        self._config.task_low_dim_state = True
+        try:
+            yield
+        finally:
+            self._config.task_low_dim_state = self._wants_task_state
 
     def _set_cameras(self, *, on: bool) -> None:
         for camera in self._cameras:
             config = getattr(self._config, f"{camera}_camera")
             for channel in self._channels:
                 setattr(config, channel, on)
+
+
+def _demonstration(demo: Any) -> Demonstration:
+    moments = [demo[index] for index in range(len(demo))]
+    targets = [
+        Target(
+            np.asarray(moment.gripper_pose, np.float64),
+            np.asarray(moment.joint_positions, np.float64),
+            float(moment.gripper_open),
+        )
+        for moment in moments
+    ]
+    return Demonstration(targets, [float(np.abs(one.joint_velocities).max()) for one in moments])
+
+
+def _same_start(one: NDArray[np.float64] | None, other: NDArray[np.float64] | None) -> bool:
+    if one is None or other is None or one.shape != other.shape:
+        return False
+    return bool(np.allclose(one, other, atol=_SAME_START))
 
 
 class _IdleRedraw(threading.Thread):
@@ -244,6 +309,19 @@ class _IdleRedraw(threading.Thread):
         self._leave.set()
         if self.is_alive():
             self.join(_FAREWELL_S)
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """A variable for the time of a launch; the folder is this simulator's alone."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 @contextlib.contextmanager
@@ -318,37 +396,51 @@ def _task_class(spec: EnvSpec) -> Any:
 def _action_mode(spec: EnvSpec) -> Any:
     from rlbench.action_modes import arm_action_modes as arms
     from rlbench.action_modes import gripper_action_modes as grippers
-    from rlbench.action_modes.action_mode import MoveArmThenGripper
+    from rlbench.action_modes.action_mode import ActionMode
 
     options = spec.options
     absolute = options["control"] == "absolute"
-    checking = options["collision_checking"]
 
     def planner(*, checking: bool) -> Any:
         return arms.EndEffectorPoseViaPlanning(absolute_mode=absolute, collision_checking=checking)
 
-    class MayIgnoreCollisions(MoveArmThenGripper):  # type: ignore[misc]
-        """The action's last number chooses between two planners."""
+    class ArmThenGripper(ActionMode):  # type: ignore[misc]
+        """The arm moves, then the gripper; a number behind them chooses between two planners.
 
-        _planners = (planner(checking=True), planner(checking=False))
+        RLBench's own ``MoveArmThenGripper`` knows of no such number, and that of PerAct's RLBench
+        takes it away from an action that has none.
+        """
 
         def action(self, scene: Any, action: NDArray[np.float64]) -> None:
-            self.arm_action_mode = self._planners[int(action[-1] > 0.5)]
-            super().action(scene, action[:-1])
+            size = int(np.prod(self.arm_action_mode.action_shape(scene)))
+            ignored = action[size + 1] > 0.5 if len(action) > size + 1 else not checking
+            arm = planners[int(ignored)] if planners else self.arm_action_mode
+            _move(arm, scene, action[:size], ignored=bool(ignored))
+            self.gripper_action_mode.action(scene, action[size : size + 1])
 
         def action_shape(self, scene: Any) -> Any:
-            return super().action_shape(scene) + 1
+            size = np.prod(self.arm_action_mode.action_shape(scene))
+            return size + 1 + options["ignore_collision"]
 
+    checking: bool = options["collision_checking"]
+    planners = [planner(checking=True), planner(checking=False)]
+    planners = planners if options["ignore_collision"] else []
     arm = {
-        "ik": lambda: arms.EndEffectorPoseViaIK(
-            absolute_mode=absolute, collision_checking=checking
-        ),
+        "ik": lambda: arms.EndEffectorPoseViaIK(absolute_mode=absolute),
         "planning": lambda: planner(checking=checking),
         "joint_velocity": arms.JointVelocity,
         "joint_position": lambda: arms.JointPosition(absolute_mode=absolute),
         "joint_torque": arms.JointTorque,
     }[options["arm_mode"]]()
     continuous = options["gripper"] == "continuous"
-    gripper = grippers.GripperJointPosition() if continuous else grippers.Discrete()
-    kind = MayIgnoreCollisions if options["ignore_collision"] else MoveArmThenGripper
-    return kind(arm, gripper)
+    return ArmThenGripper(
+        arm, grippers.GripperJointPosition() if continuous else grippers.Discrete()
+    )
+
+
+def _move(arm: Any, scene: Any, action: NDArray[np.float64], *, ignored: bool) -> None:
+    """Have an arm act; that of PerAct's RLBench is told whether to ignore collisions."""
+    if "ignore_collisions" in inspect.signature(arm.action).parameters:
+        arm.action(scene, action, ignored)
+    else:
+        arm.action(scene, action)
