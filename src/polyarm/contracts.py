@@ -25,6 +25,14 @@ ForkMode = Literal["built", "imports", "never"]
 FRAME_KEYS = ("pixels/", "depth/", "point_cloud/", "mask/")
 """Prefixes of the observation keys that are rendered, and absent where nothing was."""
 
+PoseActions = Literal["absolute", "delta"]
+"""Actions that are poses of a hand, or displacements of it.
+
+They begin with a position (3, metres), a unit quaternion (4: x, y, z, w) and the gripper, whose
+upper bound is open. The suite has the option ``control`` that chooses between the two, and
+``"state"`` begins with the gripper's opening (from 0 to 1) and the hand's pose (7).
+"""
+
 STREAM = 2**32
 """Episode indices of stream ``seed`` start at ``seed * STREAM``; two seeds never share an index."""
 
@@ -140,6 +148,8 @@ class Suite(Protocol):
     - ``default_cameras``: recorded when none is named.
     - ``defaults(options)``: ``episodes`` and ``image_size`` where the user gives none (*trainer*).
     - ``footprint(spec)``: a `Footprint`, what one more env takes (*trainer*).
+    - ``pose_actions(spec)``: how its actions are `PoseActions`, or None where they are none
+      (*trainer*).
     - ``setup(assets, progress, force=False)`` and ``check_setup(progress)``: what
       ``polyarm setup`` does (*trainer*).
     - ``needs_x``: True if its simulator cannot render without an X server.
@@ -353,6 +363,7 @@ class EpisodeResult:
         timings: Seconds by what they were spent on: ``sim``, ``frames``, ``obs`` (in the worker),
             ``policy`` (this episode's share) and ``waiting``.
         action_hash: Of all executed actions, hexadecimal.
+        invalid_actions: Actions that the simulator did not execute, where its suite counts them.
         attempts: How often it was run, 1 if nothing went wrong.
         error: Of an errored episode: ``kind``, ``phase``, ``message`` and more, as text.
         videos: Paths relative to the output folder.
@@ -368,6 +379,7 @@ class EpisodeResult:
     seconds: float
     timings: Mapping[str, float] = field(default_factory=dict)
     action_hash: str = ""
+    invalid_actions: int = 0
     attempts: int = 1
     error: Mapping[str, str] = field(default_factory=dict)
     videos: tuple[str, ...] = ()

@@ -23,8 +23,8 @@ ALLOWED = {
     "vector": {"registry", "display"},
     "rollout": {"vector", "registry", "policies", "recording", "report"},
     "distributed": TOP,
-    "training": TOP,
-    "bench": TOP,
+    "training": TOP | {"distributed"},
+    "bench": TOP | {"distributed"},
     "compat": TOP,
     "testing": {"registry", "vector"},
     # It reads RLBench's folder with the functions that set it up; nobody but cli imports it.

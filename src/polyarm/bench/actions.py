@@ -10,9 +10,9 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 _OPENING, _POSITION, _TURN = 0, slice(1, 4), slice(4, 8)
-"""Where a state of a suite that takes poses has the gripper's opening and the hand's pose."""
-
 _GRIPPER = 7
+"""Where states and actions have what `polyarm.contracts.PoseActions` says."""
+
 _IDENTITY = (0.0, 0.0, 0.0, 1.0)
 
 
@@ -80,9 +80,9 @@ class PoseNoise:
         Args:
             chunk: K, or None for single steps.
             obs: Its ``"state"`` ``(N, n)`` starts with the gripper's opening and the hand's pose.
+                A slot that has just failed has its last one, and is reset whatever its action.
         """
-        # A slot that has just failed has no state, and is reset whatever its action.
-        state = np.nan_to_num(np.asarray(obs["state"], np.float64))[:, None]
+        state = np.asarray(obs["state"], np.float64)[:, None]
         shape = (len(state), chunk or 1)
         steps = self._random.normal(0.0, self._std, (*shape, 3))
         actions = np.zeros((*shape, *self._space.shape))
@@ -99,10 +99,7 @@ class PoseNoise:
 
 
 def _unit(quaternions: NDArray[np.float64]) -> NDArray[np.float64]:
-    norms = np.linalg.norm(quaternions, axis=-1, keepdims=True)
-    turned: NDArray[np.float64] = np.where(
-        norms > 0.0, quaternions / np.maximum(norms, 1e-12), _IDENTITY
-    )
+    turned: NDArray[np.float64] = quaternions / np.linalg.norm(quaternions, axis=-1, keepdims=True)
     return turned
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from polyarm.rollout.options import OF_SUITE, NamesTasks
 
 
 @dataclass(frozen=True, slots=True)
-class BenchOptions:
+class BenchOptions(NamesTasks):
     """Options of the throughput benchmark: Python API, command line and provenance in one.
 
     Attributes:
@@ -25,7 +27,7 @@ class BenchOptions:
         image_size: Height and width of each frame in pixels.
         no_rgb: Deliver no frames and film nothing, whatever the cameras.
         fast: Preset for top speed: no frames, no videos, no copies; arm_mode ik and idle_fps 0
-            where a suite has them.
+            where a suite has them. What contradicts it is an error.
         copy_obs: Return independent copies of the observations instead of views of the block.
         arm_mode: How actions move the arm: ik, planning, joint_velocity …, for suites with a
             choice (rlbench).
@@ -61,9 +63,9 @@ class BenchOptions:
     no_rgb: bool = False
     fast: bool = False
     copy_obs: bool = False
-    arm_mode: str | None = None
-    robot_setup: str | None = None
-    idle_fps: float | None = None
+    arm_mode: str | None = field(default=None, metadata=OF_SUITE)
+    robot_setup: str | None = field(default=None, metadata=OF_SUITE)
+    idle_fps: float | None = field(default=None, metadata=OF_SUITE)
     suite_options: tuple[str, ...] = ()
     record: bool = False
     output_dir: str | None = None
@@ -76,11 +78,6 @@ class BenchOptions:
     seed: int = 0
     display: str = "auto"
     ddp_bind_gpu: bool = False
-
-    @property
-    def tasks(self) -> list[str]:
-        """The names in ``task``."""
-        return [name.strip() for name in self.task.split(",") if name.strip()]
 
     @property
     def renders(self) -> bool:

@@ -132,7 +132,11 @@ def run_bench(
         PolyarmError: Of the engine, such as `UnknownName` for a task that does not exist.
         KeyboardInterrupt: When interrupted before the first observation.
     """
-    plan = make_plan(options)
+    return run_plan(make_plan(options), progress)
+
+
+def run_plan(plan: Plan, progress: Callable[[Progress], None] = lambda _: None) -> BenchResult:
+    """Run a benchmark that has been planned; else as `run_bench`."""
     options = plan.options
     free_vram = _free_vram(options)
     began = time.perf_counter()

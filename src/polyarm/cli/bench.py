@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,9 +15,9 @@ from rich.progress import Progress as Live
 from rich.progress import SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from polyarm.bench.ranks import Rank, Shared, bind_gpu, envs_per_rank, of_this_rank
-from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_bench
-from polyarm.cli import console
+from polyarm.bench.plan import make_plan
+from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_plan
+from polyarm.cli import console, ranks
 from polyarm.cli.exits import INTERRUPTED
 
 _LINE_EVERY_S = 0.5
@@ -27,39 +26,18 @@ _LINE_EVERY_S = 0.5
 def run(options: BenchOptions) -> int:
     """Run the benchmark and show it; returns the exit code."""
     errors = console.console(stderr=True)
-    announce_rank(options, errors)
-    options, _ = of_this_rank(options)
+    plan = make_plan(options)
+    options = plan.options
+    ranks.announce(plan.share, options, errors)
     errors.print(_announcement(options))
     with (_line if errors.is_terminal else _lines)(errors) as show:
-        result = run_bench(options, show)
+        result = run_plan(plan, show)
     report(result, errors if options.json else console.console(stderr=False))
     if result.interrupted:
         errors.print("polyarm: interrupted; the figures cover what ran until then")
     if options.json:
         print(json.dumps(result.to_dict()))
     return INTERRUPTED if result.interrupted else 0
-
-
-class Ranked(Shared, Protocol):
-    """Options of a command whose ranks may be bound to GPUs."""
-
-    @property
-    def ddp_bind_gpu(self) -> bool:
-        """Whether they are."""
-
-
-def announce_rank(options: Ranked, errors: Console) -> None:
-    """Bind this rank to its GPU if that is asked for, and say how envs are shared.
-
-    Raises:
-        InvalidCall: A rank would have no env.
-    """
-    rank = Rank.current()
-    shares = envs_per_rank(options, rank.world)
-    if options.num_envs_total is not None and rank.number == 0:
-        errors.print(f"envs_per_rank={shares}", markup=False)
-    if options.ddp_bind_gpu and bind_gpu() is None:
-        errors.print("--ddp-bind-gpu: no launcher says which rank this is; no GPU is bound")
 
 
 def report(result: BenchResult, out: Console) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from polyarm.rollout.options import EvalOptions
+from polyarm.rollout.options import OF_SUITE, EvalOptions, NamesTasks
 
 
 @dataclass(frozen=True, slots=True)
-class DebugOptions:
+class DebugOptions(NamesTasks):
     """Options of a debugging run.
 
     Attributes:
@@ -24,6 +24,8 @@ class DebugOptions:
         arm_mode: How actions move the arm, for suites with a choice, such as rlbench.
         robot_setup: The arm, for suites with a choice, such as rlbench.
         idle_fps: How often an idle simulator redraws its window, for suites that have one.
+        fast: Film nothing; arm_mode ik and idle_fps 0 where a suite has them. What contradicts it
+            is an error.
         suite_options: Options of the suite as NAME=VALUE, such as success=last.
         output_dir: Folder for videos, results and report; with several ranks, a folder for each
             in it.
@@ -44,13 +46,14 @@ class DebugOptions:
     num_envs: int = 4
     num_envs_total: int | None = None
     episodes: int | None = None
-    max_steps: int | None = None
+    max_steps: int | None = field(default=None, metadata=OF_SUITE)
     chunk: int = 1
     cameras: tuple[str, ...] = ()
     image_size: tuple[int, int] = (256, 256)
-    arm_mode: str | None = None
-    robot_setup: str | None = None
-    idle_fps: float | None = None
+    arm_mode: str | None = field(default=None, metadata=OF_SUITE)
+    robot_setup: str | None = field(default=None, metadata=OF_SUITE)
+    idle_fps: float | None = field(default=None, metadata=OF_SUITE)
+    fast: bool = False
     suite_options: tuple[str, ...] = ()
     output_dir: str = "runs/debug"
     video_all: bool = False
@@ -63,37 +66,37 @@ class DebugOptions:
     display: str = "auto"
     ddp_bind_gpu: bool = False
 
-    @property
-    def tasks(self) -> list[str]:
-        """The names in ``task``."""
-        return [name.strip() for name in self.task.split(",") if name.strip()]
-
 
 def run(options: DebugOptions) -> int:
     """Play and film; returns the exit code. What was in the folder is overwritten."""
-    from polyarm.bench.ranks import Rank, of_this_rank
-    from polyarm.cli import console, evaluate
-    from polyarm.cli.bench import announce_rank
+    from polyarm.cli import console, evaluate, ranks
+    from polyarm.distributed.ranks import Share
+    from polyarm.rollout.filming import cameras_to_film
+    from polyarm.rollout.suite_settings import check_fast, specs, suite_settings
 
-    announce_rank(options, console.console(stderr=True))
-    options, before = of_this_rank(options)
-    rank = Rank.current()
-    episodes = options.num_envs if options.episodes is None else options.episodes
+    share = Share.current(options)
+    ranks.announce(share, options, console.console(stderr=True))
+    settings = suite_settings(options)
+    built = specs(options.tasks, settings)
+    if options.fast:
+        check_fast(built)
+    filmed = all(cameras_to_film(options.cameras, spec.suite) for spec in built)
+    episodes = share.num_envs if options.episodes is None else options.episodes
     evaluated = EvalOptions(
         policy=options.policy,
         task=options.task,
         episodes=episodes,
         # Ranks play other episodes than one another.
-        start=before if options.episodes is None else rank.number * episodes,
+        start=share.before if options.episodes is None else share.rank.number * episodes,
         seed=options.seed,
-        out=rank.folder(options.output_dir),
-        num_envs=options.num_envs,
+        out=share.rank.folder(options.output_dir),
+        num_envs=share.num_envs,
         chunk=options.chunk,
         cameras=options.cameras,
         image_size=options.image_size,
         display=options.display,
-        suite_options=_suite_options(options),
-        record="all" if _can_be_filmed(options) else "none",
+        suite_options=tuple(f"{name}={value}" for name, value in settings.items()),
+        record="all" if filmed and not (options.no_video or options.fast) else "none",
         fps=options.fps,
         video_stride=options.video_stride,
         realtime=options.realtime,
@@ -102,21 +105,3 @@ def run(options: DebugOptions) -> int:
     )
     observed = None if options.video_all else (0,)
     return evaluate.run(evaluated, observed_slots=observed, resumable=False)
-
-
-def _suite_options(options: DebugOptions) -> tuple[str, ...]:
-    from polyarm.bench.plan import suite_settings
-
-    settings = suite_settings(options)
-    if options.max_steps is not None:
-        settings["max_steps"] = options.max_steps
-    return tuple(f"{name}={value}" for name, value in settings.items())
-
-
-def _can_be_filmed(options: DebugOptions) -> bool:
-    """Whether there are cameras: named, or chosen by the suites."""
-    from polyarm import registry
-
-    suites = {name.partition("/")[0] for name in options.tasks if "/" in name}
-    chosen = [getattr(registry.load(suite), "default_cameras", ()) for suite in suites]
-    return not options.no_video and (bool(options.cameras) or (bool(chosen) and all(chosen)))

@@ -1,7 +1,9 @@
 """The ``polyarm`` command: parses, runs a subcommand, and turns every end into an exit code.
 
-0: done. 2: a `PolyarmError` or a wrong argument, told in one message. 130: Ctrl-C.
-141: the reader of our output has gone. What a subcommand needs is imported when it runs.
+0: done. 1: done, and not well: too many episodes or every step failed, or a check found something
+missing. 2: a `PolyarmError` or a wrong argument, told in one message. 3: stopped before all was
+done. 130: Ctrl-C. 141: the reader of our output has gone. What a subcommand needs is imported when
+it runs.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _DESCRIPTION = """Hundreds of simulated robot arms at once, headless, behind one
 
 examples:
   polyarm eval --policy expert --task metaworld/mt10 --episodes 10 --record failures
-  polyarm compare runs/a runs/b whether two runs really differ
+  polyarm compare runs/a runs/b                whether two runs really differ
   polyarm debug --task metaworld/reach-v3      a few episodes, with videos
   polyarm suites                what there is, and what is missing on this machine
   polyarm suites metaworld      the tasks of a suite
@@ -48,9 +50,13 @@ examples:
 
 POLYARM_DEBUG=1 shows the traceback of an error."""
 
+_OLD_FLAGS = """\
+Flags of earlier RLBench runners are understood (--task_class OpenDrawer, --steps, --copy_obs 0 …):
+docs/coming-from-rlbench-scripts.md."""
+
 _BENCH = "Step many envs with random actions and measure throughput, latency, start-up and memory."
 
-_BENCH_EXAMPLES = """
+_BENCH_EXAMPLES = f"""
 
 examples:
   polyarm bench --task metaworld/reach-v3 --num-envs 64 --fast
@@ -60,21 +66,23 @@ examples:
   polyarm bench --task rlbench/open_drawer --num-envs 4 --max-steps 50 --record
   torchrun --nproc_per_node=4 --no-python polyarm bench --num-envs-total 64 --ddp-bind-gpu
 
-Flags of earlier RLBench runners are understood (--task_class OpenDrawer, --steps, --copy_obs 0 …):
-docs/coming-from-rlbench-scripts.md."""
+{_OLD_FLAGS}"""
 
 _TRAIN = "Check the pipeline from envs to gradients: a minimal loop, not an RL algorithm of record."
 
-_TRAIN_EXAMPLES = """
+_TRAIN_EXAMPLES = f"""
 
 Each update steps all envs by a chunk of actions of a small Gaussian policy, without frames, and
 takes one policy gradient of their rewards (PyTorch, forward and backward). PPO comes later.
 Under torchrun each rank trains a policy of its own: gradients are not shared yet.
+Exit code 1 if every step failed.
 
 examples:
   polyarm train --task metaworld/reach-v3 --num-envs 8 --train-updates 20
   polyarm train --task rlbench/open_drawer --num-envs 16 --train-lr 3e-4 --train-hidden 256
-  torchrun --nproc_per_node=4 --no-python polyarm train --num-envs-total 64 --ddp-bind-gpu"""
+  torchrun --nproc_per_node=4 --no-python polyarm train --num-envs-total 64 --ddp-bind-gpu
+
+{_OLD_FLAGS}"""
 
 _EVAL = "Evaluate a policy on many tasks: one queue of episodes, results that survive anything."
 
@@ -101,6 +109,19 @@ examples:
   polyarm compare runs/new --published openvla-oft/libero_spatial"""
 
 _DEBUG = "Play a few episodes with the first env filmed, to see what a policy does."
+
+_DEBUG_EXAMPLES = f"""
+
+examples:
+  polyarm debug --task metaworld/reach-v3
+  polyarm debug --policy my_policy:load@checkpoints/last.pt --task metaworld/mt10 --episodes 1
+  polyarm debug --task rlbench/open_drawer --cameras front wrist --max-steps 200 --video-all
+  polyarm debug --policy random --task metaworld/push-v3 --num-envs 1 --video-stride 1 --realtime
+  torchrun --nproc_per_node=4 --no-python polyarm debug --num-envs-total 64 --ddp-bind-gpu
+
+Videos, results and a report go to runs/debug, whose last ones are overwritten.
+
+{_OLD_FLAGS}"""
 
 _SUITES = "List suites, how many tasks they hold and what each needs here; or one suite's tasks."
 
@@ -139,15 +160,17 @@ examples:
   polyarm setup rlbench --pyrep ~/PyRep --rlbench ~/RLBench
   polyarm setup rlbench --check                          is everything there and intact?
 
-The same command again does only what is missing. A COPPELIASIM_ROOT that is exactly 4.1.0 is used
-as it is. No .bashrc is edited. Exit codes: 0 ready, 1 something is still missing, 2 failed."""
+The same command again does only what is missing; --prefix and --venv are remembered. A
+COPPELIASIM_ROOT that is exactly 4.1.0 is used as it is (PyRep's build adds its two files). No
+checksum of the download is published; --sha256 pins one. No .bashrc is edited.
+Exit codes: 0 ready, 1 something is still missing, 2 failed."""
 
 _SETUP_XORG = """Configure an X server that renders on NVIDIA GPUs which have no screen.
 
 examples:
-  polyarm setup xorg                                     print the files and commands
+  polyarm setup xorg                                     print the file and commands
   polyarm setup xorg --headless-gpu                      GPUs of data centres, without outputs
-  sudo env PATH="$PATH" polyarm setup xorg --write       write them to /etc/X11, keeping backups
+  sudo env PATH="$PATH" polyarm setup xorg --write       write /etc/X11/polyarm-xorg.conf
 
 RLBench then renders on GPU n with DISPLAY=:99.n. Without a GPU, or in a container, display="xvfb"
 needs none of this."""
@@ -216,7 +239,10 @@ def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"polyarm {__version__}")
         return 0
-    match old_flags.translate(arguments):
+    words, remarks = old_flags.translate(arguments)
+    for remark in remarks:
+        print(f"polyarm: {remark}", file=sys.stderr)
+    match words:
         case ["bench", *rest]:
             options = _parse(BenchOptions, "polyarm bench", _BENCH + _BENCH_EXAMPLES, rest)
             from polyarm.cli import bench
@@ -239,7 +265,7 @@ def _run(arguments: Sequence[str]) -> int:
         case ["debug", *rest]:
             from polyarm.cli import debug
 
-            return debug.run(_parse(DebugOptions, "polyarm debug", _DEBUG, rest))
+            return debug.run(_parse(DebugOptions, "polyarm debug", _DEBUG + _DEBUG_EXAMPLES, rest))
         case ["train", *rest]:
             training = _parse(TrainOptions, "polyarm train", _TRAIN + _TRAIN_EXAMPLES, rest)
             from polyarm.cli import train

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from polyarm import registry
 from polyarm.contracts import EpisodeKey
-from polyarm.errors import InvalidCall
-from polyarm.recording.encoder import require_video_extra
-from polyarm.recording.options import VideoOptions
+from polyarm.rollout.filming import Film, plan_film
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group
+from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.fitting import fit
@@ -56,9 +52,7 @@ class LiveEnvs:
         self._folder = folder
         self._observed_slots = observed_slots
         self._envs: dict[Group, VectorEnv] = {}
-        for name in options.suite_settings():
-            if name in inspect.signature(make_vec).parameters:
-                raise InvalidCall(f"{name!r} is an option of the evaluation, not of a suite")
+        refuse_own_options(options.suite_settings())
 
     @property
     def records(self) -> bool:
@@ -72,12 +66,7 @@ class LiveEnvs:
             InvalidCall: There is no camera, or an option is wrong.
             MissingExtra: What encodes videos is not installed.
         """
-        if self.records:
-            require_video_extra()
-            try:
-                VideoOptions(**self._video_options(group))
-            except ValueError as error:
-                raise InvalidCall(str(error)) from error
+        self._film(group)
 
     def get(self, group: Group, need: Need, missing: Sequence[EpisodeKey]) -> VectorEnv:
         """The group's env; made anew if there is none that serves.
@@ -92,14 +81,14 @@ class LiveEnvs:
             if env.num_envs >= wanted and (env.delivers_frames or not need.frames):
                 return env
             env.close()
-        options = self._options
+        options, film = self._options, self._film(group)
         needed = {key.name for key in missing}
         pairs = zip(group.tasks, group.specs, strict=True)
         self._envs[group] = env = make_vec(
             [task for task, spec in pairs if spec.name in needed],
             num_envs=wanted,
             num_workers=options.num_workers,
-            cameras=self._cameras(group) if self.records else group.specs[0].cameras,
+            cameras=film.cameras if film else group.specs[0].cameras,
             image_size=options.image_size,
             frames="last" if need.frames else "none",
             autoreset="disabled",
@@ -107,7 +96,7 @@ class LiveEnvs:
             max_restarts=_NO_LIMIT,
             step_timeout_s=seconds(options.step_timeout) or _NO_LIMIT,
             reset_timeout_s=seconds(options.reset_timeout) or _NO_LIMIT,
-            **self._observer(group),
+            **(film.make_arguments() if film else {}),
             **options.suite_settings(),
         )
         return env
@@ -119,7 +108,8 @@ class LiveEnvs:
         if options.max_envs != "auto":
             return min(wanted, options.max_envs)
         seen = group.specs[0].cameras if need.frames else ()
-        cameras = self._cameras(group) if self.records else seen
+        film = self._film(group)
+        cameras = film.cameras if film else seen
         room = fit(replace(group.specs[0], cameras=cameras), options.display)
         if room is None or room.num_envs >= wanted:
             return wanted
@@ -138,36 +128,20 @@ class LiveEnvs:
             if (env := self._envs.pop(each, None)) is not None:
                 env.close()
 
-    def _observer(self, group: Group) -> dict[str, Any]:
-        if not self.records:
-            return {}
-        return {
-            "observed_slots": self._observed_slots,
-            "observer": "polyarm.recording.video:video_recorder",
-            "observer_options": self._video_options(group),
-        }
-
-    def _video_options(self, group: Group) -> dict[str, Any]:
-        options, spec = self._options, group.specs[0]
-        description = registry.load(spec.suite).describe(spec)
-        metadata = description.metadata if description is not None else {}
-        return {
-            "folder": str((self._folder or Path()).absolute() / "videos"),
-            "cameras": self._cameras(group),
-            "record": options.recorded,
-            "fps": options.fps,
-            "env_fps": float(metadata.get("render_fps", 0) or 0),
-            "stride": options.video_stride,
-            "realtime": options.realtime,
-            "layout": options.video_layout,
-            "start": options.start,
-        }
-
-    def _cameras(self, group: Group) -> tuple[str, ...]:
+    def _film(self, group: Group) -> Film | None:
         """What is filmed: what the policy sees, or the suite's own choice."""
-        suite = group.specs[0].suite
-        default: tuple[str, ...] = getattr(registry.load(suite), "default_cameras", ())
-        cameras = group.specs[0].cameras or default
-        if not cameras:
-            raise InvalidCall(f"recording needs a camera; name one, {suite} has no default")
-        return cameras
+        options = self._options
+        if not self.records:
+            return None
+        return plan_film(
+            group.specs,
+            group.specs[0].cameras,
+            self._folder or Path(),
+            self._observed_slots,
+            record=options.recorded,
+            fps=options.fps,
+            stride=options.video_stride,
+            realtime=options.realtime,
+            layout=options.video_layout,
+            start=options.start,
+        )

@@ -1,9 +1,12 @@
-"""What an evaluation is asked for: Python API, command line and provenance in one dataclass."""
+"""What an evaluation is asked for: Python API, command line and provenance in one dataclass.
+
+And what the options of all commands have in common; light to import.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -14,8 +17,25 @@ _LAST_SEED = 2**29
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 
 
+OF_SUITE = {"of_suite": True}
+"""Metadata of an option that a command passes on to its suites, under the same name."""
+
+
+class NamesTasks:
+    """Options whose ``task`` holds names of tasks and sets, separated by commas."""
+
+    __slots__ = ()
+
+    task: str
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names in ``task``."""
+        return [name.strip() for name in self.task.split(",") if name.strip()]
+
+
 @dataclass(frozen=True, slots=True)
-class EvalOptions:
+class EvalOptions(NamesTasks):
     """Options of an evaluation.
 
     Attributes:
@@ -124,28 +144,33 @@ class EvalOptions:
         self.suite_settings()
 
     @property
-    def tasks(self) -> list[str]:
-        """The names in ``task``."""
-        return [name.strip() for name in self.task.split(",") if name.strip()]
-
-    @property
     def recorded(self) -> str:
         """Which episodes are recorded."""
         return "all" if self.video_all else self.record
 
     def suite_settings(self) -> dict[str, Any]:
         """The suite's options, with numbers and booleans read as such."""
-        settings: dict[str, Any] = {} if self.protocol is None else {"protocol": self.protocol}
-        for setting in self.suite_options:
-            name, equals, value = setting.partition("=")
-            if not equals or not name:
-                raise InvalidCall(f"suite options are given as NAME=VALUE, found {setting!r}")
-            settings[name.strip().replace("-", "_")] = _value(value.strip())
-        return settings
+        protocol = {} if self.protocol is None else {"protocol": self.protocol}
+        return {**protocol, **read_settings(self.suite_options)}
 
     def as_dict(self) -> dict[str, Any]:
         """All options by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def read_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Options of suites, each given as NAME=VALUE, with numbers and booleans read as such.
+
+    Raises:
+        InvalidCall: One is not given like this.
+    """
+    read = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise InvalidCall(f"suite options are given as NAME=VALUE, found {setting!r}")
+        read[name.strip().replace("-", "_")] = _value(value.strip())
+    return read
 
 
 def seconds(duration: str | float | None) -> float | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from polyarm.rollout.options import OF_SUITE, NamesTasks
 
 
 @dataclass(frozen=True, slots=True)
-class TrainOptions:
+class TrainOptions(NamesTasks):
     """Options of the training loop: Python API and command line in one.
 
     Attributes:
@@ -24,6 +26,8 @@ class TrainOptions:
             learnt as displacements of the hand, which does not turn.
         robot_setup: The arm, for suites with a choice, such as rlbench.
         idle_fps: How often an idle simulator redraws its window, for suites that have one.
+        fast: The preset of bench and debug: arm_mode ik and idle_fps 0 where a suite has them;
+            there are no frames in any case. What contradicts it is an error.
         suite_options: Options of the suite as NAME=VALUE, such as success=last.
         device: Where the policy computes: auto (CUDA where there is any), cpu, cuda, cuda:1 …
         seed: Seed of the episodes, of the policy and of its noise.
@@ -39,17 +43,13 @@ class TrainOptions:
     train_lr: float = 3e-4
     train_hidden: int = 256
     action_chunk: int = 16
-    max_steps: int | None = None
-    arm_mode: str | None = None
-    robot_setup: str | None = None
-    idle_fps: float | None = None
+    max_steps: int | None = field(default=None, metadata=OF_SUITE)
+    arm_mode: str | None = field(default=None, metadata=OF_SUITE)
+    robot_setup: str | None = field(default=None, metadata=OF_SUITE)
+    idle_fps: float | None = field(default=None, metadata=OF_SUITE)
+    fast: bool = False
     suite_options: tuple[str, ...] = ()
     device: str = "auto"
     seed: int = 0
     display: str = "auto"
     ddp_bind_gpu: bool = False
-
-    @property
-    def tasks(self) -> list[str]:
-        """The names in ``task``."""
-        return [name.strip() for name in self.task.split(",") if name.strip()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,11 @@ from gymnasium.spaces import Box, Dict
 from numpy.typing import NDArray
 
 from polyarm.errors import InvalidCall
-from polyarm.rollout.options import EvalOptions
+from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
 from polyarm.training.options import TrainOptions
 from polyarm.training.policy import GaussianPolicy, import_torch
 from polyarm.vector.env import VectorEnv
-from polyarm.vector.make import expand_tasks, make_vec, specify
-
-_POSE_MODES = ("ik", "planning")
+from polyarm.vector.make import make_vec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,8 @@ class Update:
         loss: What was minimised.
         grad_norm: Length of its gradient.
         reward: Mean reward of the steps it was made from.
-        steps: Env steps so far, of all envs together.
+        steps: Env steps so far, of all envs together; none of those that failed.
+        errors: Episodes cut short by a failing env or worker so far.
         steps_per_s: Env steps per second of the whole loop so far.
     """
 
@@ -44,6 +43,7 @@ class Update:
     grad_norm: float
     reward: float
     steps: int
+    errors: int
     steps_per_s: float
 
 
@@ -55,11 +55,23 @@ class Training:
         updates: All of them.
         device: Where the policy computed.
         interrupted: Whether it was stopped early.
+        last_error: What cut the last one of the failed episodes short; "" if none has failed.
     """
 
     updates: tuple[Update, ...]
     device: str
     interrupted: bool
+    last_error: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Env steps of all envs together."""
+        return self.updates[-1].steps if self.updates else 0
+
+    @property
+    def errors(self) -> int:
+        """Episodes cut short by a failing env or worker."""
+        return self.updates[-1].errors if self.updates else 0
 
 
 def train(options: TrainOptions, progress: Callable[[Update], None] = lambda _: None) -> Training:
@@ -74,11 +86,12 @@ def train(options: TrainOptions, progress: Callable[[Update], None] = lambda _: 
 
     Raises:
         MissingExtra: PyTorch is not installed.
+        UnknownName: A suite, task or option does not exist.
         InvalidCall: The options make no sense, or the envs' spaces are not supported.
     """
-    import_torch()
     _check(options)
-    settings = _suite_settings(options)
+    settings, poses = _settings(options)
+    import_torch()
     updates: list[Update] = []
     with make_vec(
         options.tasks,
@@ -89,7 +102,7 @@ def train(options: TrainOptions, progress: Callable[[Update], None] = lambda _: 
         seed=options.seed,
         **settings,
     ) as envs:
-        loop = _Loop(envs, options, poses=settings.get("control") == "delta")
+        loop = _Loop(envs, options, poses=poses)
         interrupted = False
         try:
             while len(updates) < options.train_updates:
@@ -97,7 +110,7 @@ def train(options: TrainOptions, progress: Callable[[Update], None] = lambda _: 
                 progress(updates[-1])
         except KeyboardInterrupt:
             interrupted = True
-        return Training(tuple(updates), str(loop.policy.device), interrupted)
+        return Training(tuple(updates), str(loop.policy.device), interrupted, loop.last_error)
 
 
 class _Loop:
@@ -117,7 +130,8 @@ class _Loop:
         )
         adam = import_torch().optim.Adam
         self._optimizer = adam(self.policy.parameters(), lr=options.train_lr)
-        self._steps, self._began = 0, time.perf_counter()
+        self._steps, self._errors, self.last_error = 0, 0, ""
+        self._began = time.perf_counter()
 
     def update(self, number: int) -> Update:
         """Step all envs by a chunk, and the policy along the gradient."""
@@ -128,7 +142,10 @@ class _Loop:
         # An env that was reset, ended early or failed has executed fewer steps, or none.
         ran = np.arange(self._chunk) < np.asarray(info["steps"])[:, None]
         if "_error" in info:
-            ran &= ~np.asarray(info["_error"])[:, None]
+            failed = np.asarray(info["_error"])
+            ran &= ~failed[:, None]
+            self._errors += int(failed.sum())
+            self.last_error = str(info["error"][failed][-1])
         loss = policy.loss(distribution, sampled, _advantages(rewards, ran))
         self._optimizer.zero_grad()
         loss.backward()
@@ -142,6 +159,7 @@ class _Loop:
             grad_norm=float(norm),
             reward=float(np.mean(rewards[ran])) if ran.any() else 0.0,
             steps=self._steps,
+            errors=self._errors,
             steps_per_s=self._steps / (time.perf_counter() - self._began),
         )
 
@@ -174,20 +192,21 @@ def _action_box(envs: VectorEnv) -> Box:
     return space
 
 
-def _suite_settings(options: TrainOptions) -> dict[str, Any]:
-    """What the suites are told; poses become displacements, which a Gaussian can be about."""
-    settings = EvalOptions(suite_options=options.suite_options).suite_settings()
-    for name in ("max_steps", "arm_mode", "robot_setup", "idle_fps"):
-        if (value := getattr(options, name)) is not None:
-            settings[name] = value
-    options_of: list[Mapping[str, Any]] = [
-        specify(task, (), None, dict(settings)).options for task in expand_tasks(options.tasks)
-    ]
-    if all(found.get("arm_mode") in _POSE_MODES and "control" in found for found in options_of):
-        if settings.get("control", "delta") != "delta":
+def _settings(options: TrainOptions) -> tuple[dict[str, Any], bool]:
+    """What the suites are told, and whether actions are displacements of a hand.
+
+    Poses become displacements, which a Gaussian can be about.
+    """
+    settings = suite_settings(options)
+    built = specs(options.tasks, settings)
+    if options.fast:
+        check_fast(built)
+    if pose_actions(built) == "absolute":
+        if "control" in settings:
             raise InvalidCall("train moves the hand by displacements: control=delta, or none")
         settings["control"] = "delta"
-    return settings
+        built = specs(options.tasks, settings)
+    return settings, pose_actions(built) == "delta"
 
 
 def _check(options: TrainOptions) -> None:

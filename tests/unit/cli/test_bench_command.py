@@ -6,8 +6,15 @@ import os
 import pytest
 
 from polyarm.cli.main import main
+from polyarm.distributed.ranks import envs_per_rank
 
 BENCH = ["bench", "--task", "toy/count-3", "--max-steps", "6", "--num-workers", "0"]
+
+SHORT = {
+    "bench": [*BENCH, "--num-envs", "1"],
+    "debug": ["debug", "--task", "toy/count-3", "--num-envs", "1", "--no-video"],
+    "train": ["train", "--task", "toy/count-3", "--num-envs", "1", "--train-updates", "1"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +57,44 @@ def test_a_rank_is_bound_to_its_gpu(capsys, monkeypatch):
     assert code == 0
     assert "no GPU is bound" not in err
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+
+
+@pytest.mark.parametrize("command", ["bench", "debug", "train"])
+def test_a_rank_whose_gpus_are_hidden_is_bound_to_none_and_says_so(command, capsys, monkeypatch):
+    if command == "train":
+        pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    code, _, err = polyarm(*SHORT[command], "--ddp-bind-gpu", capsys=capsys)
+    assert code == 0
+    assert "--ddp-bind-gpu: CUDA_VISIBLE_DEVICES='' hides all GPUs; no GPU is bound" in err
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("command", ["bench", "debug", "train"])
+def test_the_share_of_a_rank_is_computed_once(command, capsys, monkeypatch):
+    if command == "train":
+        pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+    computed = []
+
+    def count(options, world):
+        computed.append(world)
+        return envs_per_rank(options, world)
+
+    monkeypatch.setattr("polyarm.distributed.ranks.envs_per_rank", count)
+    code, *_ = polyarm(*SHORT[command], "--num-envs-total", "2", capsys=capsys)
+    assert (code, computed) == (0, [1])
+
+
+def test_debug_films_only_where_every_suite_has_a_camera(tmp_path, capsys):
+    blind = ("gym/CartPole-v1", "polyarm.testing:CountingEnv")
+    for run, task in enumerate(["toy/count-3", *(f"toy/count-3,{other}" for other in blind)]):
+        code, *_ = polyarm(
+            "debug", "--task", task, "--num-envs", "1", "--policy", "random", "--image-size", "16",
+            "16", "--output-dir", f"run{run}", capsys=capsys,
+        )  # fmt: skip
+        assert code == 0
+    assert [path.parts[-5] for path in tmp_path.rglob("*.mp4")] == ["run0"]
 
 
 def test_ranks_that_debug_play_other_episodes_in_other_folders(tmp_path, capsys, monkeypatch):

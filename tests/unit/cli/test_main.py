@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import sys
 import pytest
 
 from polyarm import __version__, registry
-from polyarm.bench.throughput import run_bench
-from polyarm.cli import suites
+from polyarm.bench.throughput import run_plan
+from polyarm.cli import exits, suites
+from polyarm.cli import main as main_module
 from polyarm.cli.main import main
 from polyarm.contracts import Requirement
 
@@ -29,6 +31,30 @@ def test_help_shows_the_commands_with_examples(arguments, capsys):
     code, out, _ = polyarm(*arguments, capsys=capsys)
     assert code == 0
     for words in ("bench", "suites", "examples:", "--version"):
+        assert words in out
+
+
+def test_comments_of_the_overview_stand_apart_from_its_commands(capsys):
+    _, out, _ = polyarm("--help", capsys=capsys)
+    lines = [line.strip(" │") for line in out.splitlines()]
+    (compared,) = [line for line in lines if line.startswith("polyarm compare")]
+    assert re.split("  +", compared) == [
+        "polyarm compare runs/a runs/b",
+        "whether two runs really differ",
+    ]
+
+
+def test_the_command_lists_every_exit_code():
+    codes = [code for name, code in vars(exits).items() if name.isupper()]
+    listed = {int(code) for code in re.findall(r"\b(\d+):", main_module.__doc__)}
+    assert listed == {0, *codes}
+
+
+def test_help_of_debug_shows_examples_and_mentions_old_flags(capsys):
+    code, out, _ = polyarm("debug", "--help", capsys=capsys)
+    assert code == 0
+    for words in ("examples:", "polyarm debug --task metaworld/reach-v3", "--task_class",
+                  "coming-from-rlbench-scripts.md", "--fast"):  # fmt: skip
         assert words in out
 
 
@@ -133,15 +159,15 @@ def test_an_env_that_cannot_be_built_is_one_message(capsys):
 
 
 def test_ctrl_c_shows_what_was_measured(capsys, monkeypatch):
-    def interrupted_run(options, progress):
+    def interrupted_run(plan, progress):
         def interrupt_at_ten(now):
             progress(now)
             if now.call == 10:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        return run_bench(options, interrupt_at_ten)
+        return run_plan(plan, interrupt_at_ten)
 
-    monkeypatch.setattr("polyarm.cli.bench.run_bench", interrupted_run)
+    monkeypatch.setattr("polyarm.cli.bench.run_plan", interrupted_run)
     arguments = ["bench", "--task", "toy/count-3", "--num-envs", "2", "--max-steps", "100000000"]
     code, out, err = polyarm(*arguments, capsys=capsys)
     assert code == 130

@@ -8,7 +8,7 @@ import pytest
 from polyarm.bench.options import BenchOptions
 from polyarm.cli.debug import DebugOptions
 from polyarm.cli.main import main
-from polyarm.cli.old_flags import translate
+from polyarm.cli.old_flags import COMMANDS, translate
 from polyarm.training.options import TrainOptions
 
 FRONT_AND_WRIST = ("front", "wrist")
@@ -50,7 +50,13 @@ LINES = {
     ),
     "000, filmed": (
         "python rlbench_vec_env.py --num_envs 4 --steps 50 --record",
-        BenchOptions(num_envs=4, max_steps=50, record=True),
+        BenchOptions(
+            task="rlbench/open_drawer",
+            num_envs=4,
+            max_steps=50,
+            record=True,
+            cameras=FRONT_AND_WRIST,
+        ),
     ),
     "000, end to end": (
         """python3 mp_rlbench_env_test.py \\
@@ -202,22 +208,6 @@ LINES = {
 }
 
 
-@pytest.fixture
-def parsed(monkeypatch):
-    """Parses a command line; gives the options that its command would run with."""
-    seen = []
-    for command in ("bench", "debug", "train"):
-        monkeypatch.setattr(f"polyarm.cli.{command}.run", lambda options: seen.append(options) or 0)
-
-    def parse(*arguments):
-        with pytest.raises(SystemExit) as leaving:
-            main(arguments)
-        assert leaving.value.code == 0
-        return seen.pop()
-
-    return parse
-
-
 def words_after_the_script(line):
     _, arguments = re.split(r"\S+\.py", line.replace("\\\n", ""))
     return shlex.split(arguments)
@@ -270,10 +260,11 @@ def test_a_flag_of_bench_means_what_it_says(words, option, value, parsed):
         ("debug", "--record", "no_video", False),
         ("debug", "--no_rgb", "no_video", True),
         ("debug", "--no_video", "no_video", True),
-        ("debug", "--fast --copy_obs 0", "no_video", True),
+        ("debug", "--fast --copy_obs 0", "fast", True),
         ("debug", "--render_backend egl", "display", "egl"),
         ("debug", "--task pick_up_cup", "policy", "expert"),
-        ("train", "--no_rgb --no_video --fast --copy_obs 1", "train_updates", 20),
+        ("train", "--no_rgb --no_video --fast --copy_obs 0", "train_updates", 20),
+        ("train", "--fast", "fast", True),
         ("train", "--action_chunk 8", "action_chunk", 8),
         ("train", "--max_steps 50 --arm_mode ik", "max_steps", 50),
     ],
@@ -306,13 +297,13 @@ def test_a_task_with_its_suite_has_no_cameras_but_those_that_are_named(parsed):
     ],
 )
 def test_what_needs_no_translation_passes_as_it_is(arguments):
-    assert translate(arguments) == arguments
+    assert translate(arguments) == (arguments, [])
 
 
 def test_translating_twice_changes_nothing_more():
     for line, _ in LINES.values():
-        once = translate(["bench", *words_after_the_script(line)])
-        assert translate(once) == once
+        once, _ = translate(["bench", *words_after_the_script(line)])
+        assert translate(once) == (once, [])
 
 
 @pytest.mark.parametrize(
@@ -332,16 +323,27 @@ def test_translating_twice_changes_nothing_more():
         ("--task OpenDrawer --idle_fps -1", "unknown value of idle_fps '-1.0'"),
         ("--task OpenDrawer --pos_noise_std -1", "pos_noise_std is a length in metres"),
         ("--task OpenDrawer --pos_noise_std 1 --arm_mode joint_velocity", "noise on poses"),
-        ("--task toy/count-3 --pos_noise_std 0.01", "toy (arm_mode is not an option)"),
+        ("--task toy/count-3 --pos_noise_std 0.01", "actions of toy/count-3 are none"),
         ("--task toy/count-3 --arm_mode ik", "unknown option of toy 'arm_mode'"),
         ("--task gym/CartPole-v1 --arm_mode ik", "unknown option of gym 'arm_mode'"),
-        ("--task OpenDrawer --fast --arm_mode planning", "--fast means arm_mode=ik"),
+        *[
+            (f"--mode {mode} --task OpenDrawer --fast {contradiction}", complaint)
+            for mode in COMMANDS
+            for contradiction, complaint in [
+                ("--arm_mode planning", "--fast means arm_mode=ik, found 'planning'"),
+                ("--suite_options arm_mode=joint_velocity", "--fast means arm_mode=ik"),
+                ("--idle_fps 5", "--fast means idle_fps=0, found 5.0"),
+                ("--copy_obs 1", "--fast means copy_obs=0, found 1"),
+            ]
+        ],
         ("--task toy/count-3 --suite_options seed=3", "'seed' is an option of the command"),
         ("--task toy/count-3 --max_steps 0", "max_steps must be at least 1"),
         ("--mode debug --task toy/count-3 --arm_mode ik", "unknown option of toy 'arm_mode'"),
         ("--mode train --task toy/count-3 --arm_mode ik", "unknown option of toy 'arm_mode'"),
         ("--mode train --task OpenDrawer --train_lr 0", "train_lr must be above 0"),
         ("--mode train --task OpenDrawer --suite_options control=absolute", "by displacements"),
+        ("--mode train --task toy/count-3 --suite_options seed=3", "'seed' is an option of the"),
+        ("--mode debug --task toy/count-3 --suite_options seed=3", "'seed' is an option of the"),
     ],
 )
 def test_what_makes_no_sense_is_one_message(words, complaint, capsys, tmp_path, monkeypatch):

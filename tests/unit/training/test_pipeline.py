@@ -1,5 +1,6 @@
 """The training loop checks the whole way from envs to gradients."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -8,7 +9,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from polyarm.errors import InvalidCall, MissingExtra
+from polyarm.errors import InvalidCall, MissingExtra, UnknownName
+from polyarm.training import pipeline
 from polyarm.training.options import TrainOptions
 from polyarm.training.pipeline import train
 from polyarm.training.policy import GaussianPolicy
@@ -119,6 +121,60 @@ def test_displacements_of_a_hand_do_not_turn_it():
     assert np.abs(actions[..., :3]).min() > 0
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """What `train` would make, without making it: its settings, and whether it expects poses."""
+    seen = {}
+
+    @contextlib.contextmanager
+    def make_vec(tasks, **settings):
+        seen.update(settings)
+        yield None
+
+    class Loop:
+        def __init__(self, envs, options, *, poses):
+            seen["poses"] = poses
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "make_vec", make_vec)
+    monkeypatch.setattr(pipeline, "_Loop", Loop)
+
+    def make(**options):
+        seen.clear()
+        with pytest.raises(KeyboardInterrupt):
+            train(TrainOptions(task="rlbench/open_drawer", **options))
+        return seen.get("control"), seen["poses"]
+
+    return make
+
+
+def test_only_poses_keep_their_turn(made):
+    """Joints 4 to 7 are no quaternion, displaced or not."""
+    assert made() == made(arm_mode="planning") == ("delta", True)
+    assert made(suite_options=("control=delta",)) == ("delta", True)
+    assert made(arm_mode="joint_velocity") == (None, False)
+    assert made(arm_mode="joint_position") == (None, False)
+    displaced = made(arm_mode="joint_position", suite_options=("control=delta",))
+    assert displaced == ("delta", False)
+
+
+@pytest.mark.usefixtures("failing")
+def test_episodes_that_fail_are_counted_and_the_others_go_on():
+    """The first of three envs to step fails, once."""
+    training = train(pendulum(task="failing:once", train_updates=3))
+    assert [update.errors for update in training.updates] == [1, 1, 1]
+    assert training.updates[0].steps == 10
+    assert (training.errors, training.steps) == (1, training.updates[-1].steps)
+    assert "as it was asked to" in training.last_error
+
+
+@pytest.mark.usefixtures("failing")
+def test_steps_that_all_fail_are_no_steps():
+    training = train(pendulum(task="failing:always", train_updates=1))
+    assert (training.steps, training.errors) == (0, 3)
+    assert np.isfinite(training.updates[0].loss)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -127,11 +183,17 @@ def test_displacements_of_a_hand_do_not_turn_it():
         ({"train_updates": 0}, "train_updates must be at least 1"),
         ({"action_chunk": 0}, "action_chunk must be at least 1"),
         ({"train_lr": float("nan")}, "train_lr must be above 0"),
+        ({"suite_options": ("num_envs=3",)}, "'num_envs' is an option of the command"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(options, complaint):
     with pytest.raises(InvalidCall, match=complaint):
         train(pendulum(**options))
+
+
+def test_an_option_that_a_suite_lacks_is_refused_in_python_too():
+    with pytest.raises(UnknownName, match="unknown option of gym 'arm_mode'"):
+        train(pendulum(arm_mode="ik"))
 
 
 def test_without_pytorch_the_command_that_installs_it_is_named(monkeypatch):

@@ -71,6 +71,30 @@ def test_ranks_are_told_apart_and_start_differently(capsys, monkeypatch):
     assert told[0] != told[1]
 
 
+@pytest.mark.usefixtures("failing")
+def test_errors_are_shown_per_update_and_in_the_end(capsys):
+    code, out, err = polyarm(
+        *TRAIN, "--task", "failing:once", "--train-updates", "2", capsys=capsys
+    )
+    assert code == 0
+    first, second, done = out.splitlines()
+    assert first.endswith(" errors=1")
+    assert second.endswith(" errors=1")
+    assert done.endswith(", 1 errors (episodes cut short)")
+    assert "the last error: " in err
+    assert "as it was asked to" in err
+
+
+@pytest.mark.usefixtures("failing")
+def test_a_training_whose_steps_all_fail_does_not_pass_for_one(capsys):
+    code, out, err = polyarm(
+        *TRAIN, "--task", "failing:always", "--train-updates", "1", capsys=capsys
+    )
+    assert code == 1
+    assert "1 updates, 0 env steps" in out
+    assert "every step failed" in err
+
+
 def test_ctrl_c_shows_what_was_done(capsys, monkeypatch):
     def interrupted_training(options, progress):
         def interrupt_at_two(update):

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,21 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict
 
-from polyarm.contracts import EnvDescription, EnvSpec, Footprint, ForkMode, Requirement, Task
+from polyarm.contracts import (
+    EnvDescription,
+    EnvSpec,
+    Footprint,
+    ForkMode,
+    PoseActions,
+    Requirement,
+    Task,
+)
 from polyarm.errors import InvalidCall, MissingExtra, UnknownName
 from polyarm.suites.rlbench import catalogue
 from polyarm.suites.rlbench.actions import JOINTS, POSE_MODES, action_space
-from polyarm.suites.rlbench.environment import Environment, current
+from polyarm.suites.rlbench.coppeliasim import check_version
+from polyarm.suites.rlbench.environment import Environment, current, known_version
+from polyarm.suites.rlbench.options import VERSION
 from polyarm.suites.rlbench.simulator import CAMERAS, CHANNELS
 
 if TYPE_CHECKING:
@@ -41,7 +51,8 @@ HORIZONS = {
     "joint_position": 400,
     "joint_torque": 400,
 }
-"""Steps of an episode: 20 s of simulated time at a simulator step each, or 25 keyframes."""
+"""Steps of an episode: 20 s of simulated time where an action is one simulator step (with ``ik``
+it is about three), or 25 keyframes."""
 
 _DEFAULTS: dict[str, Any] = {
     "arm_mode": "ik",
@@ -102,7 +113,7 @@ class RLBench:
         control: ``"absolute"`` (default) or ``"delta"``, for poses and joint positions.
         gripper: ``"discrete"`` (default; above 0.5 is open) or ``"continuous"`` (metres).
         ignore_collision: A further number of a planned action: whether collisions are ignored.
-        collision_checking: Whether planned paths, and poses, avoid collisions.
+        collision_checking: Whether planned paths avoid collisions, where actions do not say.
         robot_setup: ``"panda"`` (default), ``"sawyer"``, ``"ur5"``, ``"jaco"`` or ``"mico"``.
         episodes: ``"random"`` (default), or ``"demos:<dataset_root>"``: episode k starts as the
             k-th stored demonstration did.
@@ -115,8 +126,9 @@ class RLBench:
         task_state: Room for so many numbers of the task's own state, as ``"task_state"``.
         render_mode: ``"opengl3"`` (default, RLBench's) or ``"opengl"``: faster, without shadows.
         depth, point_cloud, mask: Deliver them for every camera, as ``"depth/<camera>"`` ….
-        idle_fps: How often an idle simulator redraws its window.
-        coppeliasim_root: CoppeliaSim's folder; by default ``$COPPELIASIM_ROOT``, or the set-up's.
+        idle_fps: How often PyRep's ``step_ui`` is called between actions; kept for old scripts.
+        coppeliasim_root: CoppeliaSim's folder; by default ``$COPPELIASIM_ROOT`` if it is exactly
+            4.1.0, else the set-up's.
         interpreter: A Python that has PyRep and RLBench; by default the set-up's, or this one.
     """
 
@@ -182,6 +194,13 @@ class RLBench:
         """A simulator and its X server; what cameras take is in main memory without a GPU."""
         return Footprint(host=240 * 2**20, graphics=300 * 2**20 if spec.cameras else 0)
 
+    def pose_actions(self, spec: EnvSpec) -> PoseActions | None:
+        """As ``control`` says where actions are poses; None where they move joints."""
+        if spec.options["arm_mode"] not in POSE_MODES:
+            return None
+        control: PoseActions = spec.options["control"]
+        return control
+
     def environment(self, spec: EnvSpec) -> Mapping[str, str]:
         """Where CoppeliaSim's libraries and Qt's plugins are; read when a process starts."""
         found = _installation(spec)
@@ -190,7 +209,7 @@ class RLBench:
     def interpreter(self, spec: EnvSpec) -> str | None:
         """The Python that has PyRep and RLBench, if it is another than this one."""
         chosen: str | None = spec.options["interpreter"]
-        if chosen is None and importlib.util.find_spec("rlbench") is None:
+        if chosen is None and not catalogue.installed_here():
             found = _installation(spec)
             chosen = None if found is None else str(found.interpreter)
         return None if chosen == sys.executable else chosen
@@ -221,14 +240,17 @@ class RLBench:
 
         Raises:
             MissingExtra: CoppeliaSim, RLBench or PyRep is not installed.
+            StorageError: CoppeliaSim is not exactly the version that PyRep needs.
         """
         spec = self.check(spec)
         found = _installation(spec)
         if found is None:
             raise MissingExtra(
-                f"{spec.name} needs CoppeliaSim 4.1.0: COPPELIASIM_ROOT is not set. "
+                f"{spec.name} needs CoppeliaSim {VERSION}: COPPELIASIM_ROOT is not set. "
                 f"Install it with: {_SETUP}"
             )
+        if known_version(found.root) != VERSION:
+            check_version(found.root)
         os.environ.update(found.variables())
         self.preload(spec)
         from polyarm.suites.rlbench.env import RLBenchEnv
@@ -301,6 +323,8 @@ def _check_together(options: Mapping[str, Any]) -> None:
     mode = options["arm_mode"]
     if options["ignore_collision"] and mode != "planning":
         raise InvalidCall(f"ignore_collision needs arm_mode='planning', found {mode!r}")
+    if options["collision_checking"] and mode != "planning":
+        raise InvalidCall(f"collision_checking needs arm_mode='planning', found {mode!r}")
     if options["gripper"] == "continuous" and options["robot_setup"] == "jaco":
         raise InvalidCall("gripper='continuous' drives two fingers, and jaco has three")
     if options["control"] == "delta" and mode not in (*POSE_MODES, "joint_position"):
@@ -317,10 +341,12 @@ def _installation(spec: EnvSpec) -> Environment | None:
 
 def _provenance(spec: EnvSpec) -> dict[str, Any]:
     _, variation = catalogue.find(spec.task)
+    packages = _package_folders(RLBench().interpreter(spec))
+    found = _installation(spec)
     return {
-        "rlbench": _version("rlbench"),
-        "pyrep": _version("PyRep"),
-        "coppeliasim": "4.1.0",
+        "rlbench": _version("rlbench", packages),
+        "pyrep": _version("PyRep", packages),
+        "coppeliasim": None if found is None else known_version(found.root),
         "task": spec.task,
         "variation": "by the episode's index, in turn" if variation is None else variation,
         "cameras": list(spec.cameras),
@@ -330,8 +356,13 @@ def _provenance(spec: EnvSpec) -> dict[str, Any]:
     }
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+def _package_folders(interpreter: str | None) -> list[str]:
+    """Where a Python finds its packages: this one, or the virtual environment of another."""
+    if interpreter is None:
+        return sys.path
+    return [str(path) for path in Path(interpreter).parents[1].glob("lib/python*/site-packages")]
+
+
+def _version(distribution: str, folders: list[str]) -> str | None:
+    found = Distribution.discover(name=distribution, path=folders)
+    return next((one.version for one in found), None)

@@ -4,18 +4,18 @@ import pytest
 
 from polyarm.bench.options import BenchOptions
 from polyarm.bench.plan import make_plan
-from polyarm.bench.ranks import Rank, bind_gpu, envs_per_rank, of_this_rank
 from polyarm.display.rank import cuda_index
+from polyarm.distributed.ranks import Rank, Share, bind_gpu, envs_per_rank, why_unbound
 from polyarm.errors import InvalidCall
 
 
 @pytest.mark.parametrize(
     ("total", "world", "shares"),
     [
-        (64, 4, [16, 16, 16, 16]),
-        (66, 4, [17, 17, 16, 16]),
-        (4, 4, [1, 1, 1, 1]),
-        (5, 1, [5]),
+        (64, 4, (16, 16, 16, 16)),
+        (66, 4, (17, 17, 16, 16)),
+        (4, 4, (1, 1, 1, 1)),
+        (5, 1, (5,)),
     ],
 )
 def test_a_total_is_split_evenly(total, world, shares):
@@ -23,7 +23,7 @@ def test_a_total_is_split_evenly(total, world, shares):
 
 
 def test_without_a_total_each_rank_has_num_envs():
-    assert envs_per_rank(BenchOptions(num_envs=3), 2) == [3, 3]
+    assert envs_per_rank(BenchOptions(num_envs=3), 2) == (3, 3)
 
 
 @pytest.mark.parametrize("total", [3, 0, -1])
@@ -54,7 +54,7 @@ def test_ranks_have_their_share_and_play_other_episodes(monkeypatch):
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        assert of_this_rank(options) == (of_this_rank(options)[0], 3 * rank)
+        assert Share.current(options).before == 3 * rank
         plans.append(make_plan(options))
     assert [plan.options.num_envs for plan in plans] == [3, 2]
     assert [plan.seed for plan in plans] == [10, 13]
@@ -71,16 +71,27 @@ def test_ranks_have_their_share_and_play_other_episodes(monkeypatch):
     ],
 )
 def test_a_rank_is_bound_to_its_gpu_once_and_for_all(environment, bound):
+    assert why_unbound(environment) is None
     assert bind_gpu(environment) == bound
     assert environment["CUDA_VISIBLE_DEVICES"] == bound
     assert bind_gpu(environment) == bound
 
 
-def test_without_a_rank_nothing_is_bound():
-    for environment in ({}, {"CUDA_VISIBLE_DEVICES": "4,6"}):
-        before = dict(environment)
-        assert bind_gpu(environment) is None
-        assert environment == before
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({}, "no launcher"),
+        ({"CUDA_VISIBLE_DEVICES": "4,6"}, "no launcher"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES='' hides all"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": " "}, "hides all GPUs"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "-1"}, "hides all GPUs"),
+    ],
+)
+def test_without_a_rank_or_a_gpu_in_sight_nothing_is_bound(environment, why):
+    before = dict(environment)
+    assert why in why_unbound(environment)
+    assert bind_gpu(environment) is None
+    assert environment == before
 
 
 def test_the_gpu_that_a_rank_is_bound_to_is_the_one_that_renders():

@@ -1,0 +1,1 @@
+"""Jobs of several processes: which share of the envs, and which GPU, is whose."""
