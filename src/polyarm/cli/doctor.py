@@ -17,7 +17,7 @@ from rich.text import Text
 from polyarm import signatures
 from polyarm.cli import console
 from polyarm.cli.exits import INCOMPLETE, INTERRUPTED
-from polyarm.errors import StorageError
+from polyarm.errors import InvalidCall, StorageError
 
 if TYPE_CHECKING:
     from polyarm.doctor import Case, Finding, Report
@@ -41,10 +41,11 @@ class DoctorOptions:
         suite: Only what concerns this suite; what it needs decides the exit code.
         num_envs: Workers that are planned, for memory, cores and limits. By default one per core.
         json: Print one JSON object instead.
-        log: Explain a worker's stderr from this file ("-": from stdin), and check nothing.
+        log: Explain a worker's stderr from this file ("-": from stdin), and check nothing. Exit
+            code 0 if something in it is known, 1 if nothing is, 2 if it cannot be read.
         ramp: Start 1, 2, 4, 8 … workers to find how many this host bears, and check nothing else.
-        task: The task of the ramp; by default a plain one of the suite.
-        max_workers: The last step of the ramp; by default 4 per core, at least 8.
+        task: With --ramp: the task; by default a plain one of the suite.
+        max_workers: With --ramp: its last step; by default 4 per core, at least 8.
     """
 
     suite: str | None = None
@@ -58,6 +59,10 @@ class DoctorOptions:
 
 def run(options: DoctorOptions) -> int:
     """Examine, explain or climb; returns the exit code."""
+    asked = {"--task": options.task, "--max-workers": options.max_workers}
+    for flag, value in asked.items():
+        if value is not None and not options.ramp:
+            raise InvalidCall(f"{flag} is of the ramp alone: add --ramp, or leave out {flag}")
     if options.log is not None:
         return _explain_log(options.log, as_json=options.json)
     from polyarm.doctor import Case

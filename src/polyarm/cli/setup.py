@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from rich.console import Console
 
 from polyarm.cli import console
 from polyarm.cli.exits import FAILED, INCOMPLETE
+from polyarm.errors import DisplayError
 
 if TYPE_CHECKING:
     from polyarm.contracts import Requirement
@@ -54,11 +55,10 @@ Parse = Callable[[type[Any], str, Sequence[str]], Any]
 
 
 def dispatch(words: Sequence[str], parse: Parse) -> int:
-    """Run the set-up that the first word names; returns the exit code."""
-    name = next((word for word in words if not word.startswith("-")), "")
-    rest = list(words)
-    if name in ("rlbench", "xorg"):
-        rest.remove(name)
+    """Run the set-up that a word names, first or after options; returns the exit code."""
+    place = _place_of_name(words)
+    name = "" if place is None else words[place]
+    rest = [word for index, word in enumerate(words) if index != place]
     if name == "rlbench":
         from polyarm.suites.rlbench.options import SetupOptions as RLBenchOptions
 
@@ -68,6 +68,21 @@ def dispatch(words: Sequence[str], parse: Parse) -> int:
 
         return run_xorg(parse(XorgOptions, name, rest))
     return run(parse(SetupOptions, "", rest))
+
+
+def _place_of_name(words: Sequence[str]) -> int | None:
+    """Where ``rlbench`` or ``xorg`` stands, unless it is the value of an option."""
+    from polyarm.display.xorg import XorgOptions
+    from polyarm.suites.rlbench.options import SetupOptions as RLBenchOptions
+
+    options = [*fields(RLBenchOptions), *fields(XorgOptions), *fields(SetupOptions)]
+    valued = {f"--{one.name.replace('_', '-')}" for one in options if one.default is not False}
+    for place, word in enumerate(words):
+        before = words[place - 1].replace("_", "-") if place else ""
+        if word.startswith("-") or before in valued:
+            continue
+        return place if word in ("rlbench", "xorg") else None  # another suite's name
+    return None
 
 
 def run_rlbench(options: RLBenchOptions) -> int:
@@ -107,7 +122,12 @@ def run_xorg(options: XorgOptions) -> int:
     def say(text: str) -> None:
         out.print(text, markup=False, soft_wrap=True)
 
-    texts = xorg.files(options)
+    try:
+        texts = xorg.files(options)
+    except DisplayError:
+        if xorg.in_container():  # this is how to get to the host's GPU
+            say(f"{xorg.CONTAINER}\n\nOn the host:\n  {xorg.commands(options)[0]}\n")
+        raise
     if options.write:
         for line in xorg.write(texts):
             say(line)
@@ -119,10 +139,10 @@ def run_xorg(options: XorgOptions) -> int:
     say("Start the server and try it out:")
     for command in xorg.commands(options):
         say(f"  {command}")
-    say(f"Users other than root may start it if {options.folder / 'Xwrapper.config'} says:")
+    say(f"Users other than root may start it if {xorg.FOLDER / 'Xwrapper.config'} says:")
     say("".join(f"  {line}\n" for line in xorg.WRAPPER.splitlines()))
     if not options.write:
-        say("Nothing was changed: polyarm setup xorg --write writes the files.")
+        say("Nothing was changed: polyarm setup xorg --write writes the file.")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Writes the configuration of an X server that renders on NVIDIA GPUs without a screen.
 
-One device and one screen per GPU: ``DISPLAY=:99.1`` renders on the second.
+One device and one screen per GPU: ``DISPLAY=:99.1`` renders on the second. The file has a name of
+its own, for a server that is started with it: a desktop of the same machine never reads it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,22 @@ SIZE = (1280, 1024)
 QUERY = ("nvidia-smi", "--query-gpu=pci.bus_id", "--format=csv,noheader")
 QUERY_TIMEOUT_S = 60.0
 
+FILE = "polyarm-xorg.conf"
+FOLDER = Path("/etc/X11")
+"""Where X looks for a configuration that is named without its folder."""
+
+_WITH_WARNINGS = (0, 14)
+"""Exit codes of nvidia-smi with an answer; 14: the infoROM of a GPU is corrupted."""
+
+_ADDRESS = r"(?:([0-9a-f]+):)?([0-9a-f]+):([0-9a-f]+)\.([0-7])"
+
 _HEAD = "# Written by `polyarm setup xorg`: NVIDIA GPUs without a screen."
+
+_CLIENTS = """\
+Section "ServerFlags"
+    Option "MaxClients" "{number}"
+EndSection
+"""
 
 _DEVICE = """\
 Section "Device"
@@ -73,22 +89,22 @@ class XorgOptions:
     """Options of the X server's set-up.
 
     Attributes:
-        write: Write the files. Without it they are printed, and nothing is changed.
-        folder: X's configuration folder.
+        write: Write the file. Without it it is printed, and nothing is changed.
+        folder: Where to write it. X takes a file elsewhere than in /etc/X11 from root alone.
         headless_gpu: The GPUs have no display outputs, as those of data centres.
         max_clients: How many connections the server takes; each simulator needs a few.
         display_number: Of the display in the commands that are shown, 99 for ":99".
     """
 
     write: bool = False
-    folder: Path = Path("/etc/X11")
+    folder: Path = FOLDER
     headless_gpu: bool = False
     max_clients: int = 2048
     display_number: int = 99
 
 
 def files(options: XorgOptions) -> dict[Path, str]:
-    """The configuration files and what belongs into them.
+    """The configuration file and what belongs into it.
 
     Raises:
         DisplayError: No GPU is found.
@@ -97,24 +113,18 @@ def files(options: XorgOptions) -> dict[Path, str]:
     if options.max_clients not in MAX_CLIENTS:
         raise UnknownName("number of clients", str(options.max_clients), map(str, MAX_CLIENTS))
     buses = [bus_id(address) for address in gpu_addresses()]
-    return {
-        options.folder / "xorg.conf": configuration(buses, headless_gpu=options.headless_gpu),
-        options.folder / "xorg.conf.d" / "99-maxclients.conf": (
-            f'{_HEAD}\nSection "ServerFlags"\n    Option "MaxClients" "{options.max_clients}"\n'
-            f"EndSection\n"
-        ),
-    }
+    return {options.folder.expanduser() / FILE: configuration(buses, options)}
 
 
-def configuration(buses: Sequence[str], *, headless_gpu: bool) -> str:
-    """The text of ``xorg.conf``.
+def configuration(buses: Sequence[str], options: XorgOptions) -> str:
+    """The text of the file.
 
     Args:
         buses: A bus id for each GPU, as `bus_id` returns it.
-        headless_gpu: Whether the GPUs have no display outputs.
+        options: Whether the GPUs have outputs, and how many clients there may be.
     """
     width, height = SIZE
-    unused = "" if headless_gpu else _UNUSED
+    unused = "" if options.headless_gpu else _UNUSED
     places = ["0 0", *(f'RightOf "Screen{index}"' for index in range(len(buses) - 1))]
     screens = [f'    Screen {index} "Screen{index}" {place}' for index, place in enumerate(places)]
     layout = ['Section "ServerLayout"', '    Identifier "polyarm"', *screens, "EndSection\n"]
@@ -122,7 +132,8 @@ def configuration(buses: Sequence[str], *, headless_gpu: bool) -> str:
         _DEVICE.format(index=index, bus=bus, unused=unused, width=width, height=height)
         for index, bus in enumerate(buses)
     ]
-    return "\n".join([_HEAD, "\n".join(layout), *devices])
+    clients = _CLIENTS.format(number=options.max_clients)
+    return "\n".join([_HEAD, clients, "\n".join(layout), *devices])
 
 
 def bus_id(address: str) -> str:
@@ -137,7 +148,7 @@ def bus_id(address: str) -> str:
     Raises:
         DisplayError: This is no address.
     """
-    digits = re.fullmatch(r"(?:([0-9a-f]+):)?([0-9a-f]+):([0-9a-f]+)\.([0-7])", address.lower())
+    digits = re.fullmatch(_ADDRESS, address.lower())
     if digits is None:
         raise DisplayError(f"nvidia-smi tells {address!r}, which is no PCI address of a GPU")
     domain, bus, device, function = (int(part or "0", 16) for part in digits.groups())
@@ -170,8 +181,10 @@ def gpu_addresses() -> list[str]:
             f"{shlex.join(QUERY)} did not answer within {QUERY_TIMEOUT_S:.0f} s: the driver hangs. "
             f"{way_out}"
         ) from error
-    found = [line.strip() for line in run.stdout.splitlines() if line.strip()]
-    if run.returncode != 0 or not found:
+    # Among them may be warnings, such as "WARNING: infoROM is corrupted at gpu 0000:C2:00.0".
+    lines = [line.strip() for line in run.stdout.splitlines()]
+    found = [line for line in lines if re.fullmatch(_ADDRESS, line.lower())]
+    if run.returncode not in _WITH_WARNINGS or not found:
         said = (run.stderr or run.stdout).strip() or "nothing"
         raise DisplayError(
             f"no NVIDIA GPU is found: {shlex.join(QUERY)} ended with status {run.returncode} and "
@@ -201,14 +214,10 @@ def write(texts: dict[Path, str]) -> list[str]:
 def commands(options: XorgOptions) -> list[str]:
     """What starts the server with these files, and tries it out."""
     display = f":{options.display_number}"
-    config = ""
-    if options.folder != Path("/etc/X11"):
-        config = (
-            f" -config {shlex.quote(str(options.folder / 'xorg.conf'))}"
-            f" -configdir {shlex.quote(str(options.folder / 'xorg.conf.d'))}"
-        )
+    folder = options.folder.expanduser()
+    config = FILE if folder == FOLDER else shlex.quote(str(folder.absolute() / FILE))
     return [
-        f"sudo nohup X {display}{config} > /tmp/X{options.display_number}.log 2>&1 &",
+        f"sudo nohup X {display} -config {config} > /tmp/X{options.display_number}.log 2>&1 &",
         f"DISPLAY={display} xdpyinfo | grep -A1 'number of screens'",
         f"polyarm bench --task rlbench/reach_target --cameras front --display external{display}",
     ]
@@ -233,7 +242,7 @@ def _write(file: Path, text: str) -> str:
         backup = _backup_name(file)
         shutil.copy2(file, backup)
         note = f" (what was there is now {backup})"
-    # X must never read half a file.
+    # X must never read half a file. As `suites.cache.write_whole`, which is not for this layer.
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", delete=False) as draft:
         try:
             draft.write(text)

@@ -8,6 +8,7 @@ from functools import cached_property
 from polyarm import registry
 from polyarm.contracts import EnvSpec, Suite
 from polyarm.doctor import gpu
+from polyarm.doctor.findings import Finding
 from polyarm.errors import InvalidCall, MissingExtra
 from polyarm.vector import host
 
@@ -23,6 +24,7 @@ class Case:
         suite_name: The suite that is asked for, or None.
         suite: It, or None if it cannot be imported.
         num_envs: Planned workers of this rank.
+        frames: What became of a test frame, and whether it came out, by the backend's name.
 
     Raises:
         UnknownName: There is no such suite.
@@ -35,6 +37,7 @@ class Case:
         self.suite_name = suite
         self.suite: Suite | None = None
         self.num_envs = num_envs or host.cores()
+        self.frames: dict[str, tuple[Finding, bool]] = {}
         if suite is not None:
             location = registry.locate(suite)
             try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,11 @@ from pathlib import Path
 from polyarm.doctor.case import Case
 from polyarm.doctor.findings import Finding, listed
 from polyarm.errors import StorageError
-from polyarm.suites.rlbench import coppeliasim, environment
+from polyarm.suites.rlbench import catalogue, coppeliasim, environment, install
 from polyarm.suites.rlbench.environment import Environment, suite_folder
 from polyarm.suites.rlbench.options import VERSION
 
 SETUP = "polyarm setup rlbench"
-LIBRARY = "libcoppeliaSim.so.1"
 
 
 def find(case: Case) -> Environment | None:
@@ -26,7 +25,7 @@ def find(case: Case) -> Environment | None:
     except StorageError:
         return None
     # As the suite does: an RLBench that this Python has comes before the set-up's.
-    if found is not None and importlib.util.find_spec("rlbench") is not None:
+    if found is not None and catalogue.installed_here():
         return Environment(found.root, Path(sys.executable))
     return found
 
@@ -52,9 +51,19 @@ def check_add_ons(case: Case) -> Iterator[Finding]:
     if enabled := coppeliasim.network_add_ons(found.root):
         names = listed(path.relative_to(found.root).as_posix() for path in enabled)
         text = f"{names}: polyarm's workers go without; others that start many at once crash"
-        yield Finding("add-ons", "hint", text, f"{SETUP} (renames them to *.disabled)")
+        yield Finding("add-ons", "hint", text, _add_ons_fix(found.root))
     else:
         yield Finding("add-ons", "ok", "none that opens network ports is enabled")
+
+
+def _add_ons_fix(root: Path) -> str:
+    try:
+        ours = coppeliasim.is_ours(root)
+    except StorageError:
+        ours = False
+    if ours:
+        return f"{SETUP} (renames them to *.disabled)"
+    return f"for those others, rename them in {root}: mv NAME NAME.disabled"
 
 
 def _folder(case: Case) -> Finding:
@@ -62,7 +71,8 @@ def _folder(case: Case) -> Finding:
     try:
         found = environment.current()
     except StorageError as error:
-        return Finding(name, "broken", str(error).partition(" Write it")[0], SETUP)
+        text = re.split(" Write it| Install it", str(error))[0]
+        return Finding(name, "broken", text, _other_root())
     if found is None:
         text = f"neither {environment.ROOT} nor a set-up of ours names one, so no PyRep either"
         return Finding(name, "missing", text, SETUP)
@@ -72,6 +82,9 @@ def _folder(case: Case) -> Finding:
         coppeliasim.check(found.root)
     except StorageError as error:
         return Finding(name, "broken", str(error), _other_root())
+    if (why := install.rejected_root(found.root)) and os.environ.get(environment.ROOT):
+        text = f"{VERSION} in {found.root}; {why.partition(' Unset')[0]}"
+        return Finding(name, "warning", text, f"unset {environment.ROOT}")
     return Finding(name, "ok", f"{VERSION} in {found.root}")
 
 
@@ -88,7 +101,7 @@ def _variables(found: Environment) -> Iterator[Finding]:
         fix = f"export LD_LIBRARY_PATH={root}:$LD_LIBRARY_PATH"
         yield Finding(name, "broken", text, fix)
     plugins = os.environ.get("QT_QPA_PLATFORM_PLUGIN_PATH", "")
-    if plugins and Path(plugins).absolute() != root:
+    if plugins and not _same(Path(plugins).absolute(), root):
         text = f"QT_QPA_PLATFORM_PLUGIN_PATH is {plugins}, which has no plugins for this Qt"
         yield Finding(name, "warning", text, f"export QT_QPA_PLATFORM_PLUGIN_PATH={root}")
     written = Environment.read()
@@ -124,4 +137,11 @@ def _folders_before(root: Path) -> list[Path]:
     """Folders with another CoppeliaSim that the loader looks into before ``root``."""
     parts = _library_path()
     first = parts[: parts.index(root)] if root in parts else parts
-    return [part for part in first if (part / coppeliasim.LIBRARY).exists()]
+    others = [part for part in first if (part / coppeliasim.LIBRARY).exists()]
+    return [part for part in others if not _same(part, root)]
+
+
+def _same(folder: Path, root: Path) -> bool:
+    """Whether both are the same CoppeliaSim: PyRep may have been built in one of links."""
+    library = coppeliasim.LIBRARY
+    return folder == root or (folder / library).resolve() == (root / library).resolve()

@@ -47,14 +47,26 @@ def check(case: Case) -> Iterator[Finding]:
     working: set[Backend] = set()
     failed: list[tuple[Backend, Finding]] = []
     for backend in _backends(case):
-        finding, works = _try(backend, case)
-        if works:
+        finding, good = _tried(backend, case)
+        if good:
             working.add(backend)
             yield finding
         else:
             failed.append((backend, finding))
     for backend, finding in failed:
         yield finding if _is_needed(backend, working, case) else finding.optional()
+
+
+def works(backend: Backend, case: Case) -> bool:
+    """Whether a frame comes out of it."""
+    return _tried(backend, case)[1]
+
+
+def _tried(backend: Backend, case: Case) -> tuple[Finding, bool]:
+    """The same answer as long as the case lasts: a frame takes up to seconds."""
+    if backend.name not in case.frames:
+        case.frames[backend.name] = _try(backend, case)
+    return case.frames[backend.name]
 
 
 def _backends(case: Case) -> list[Backend]:

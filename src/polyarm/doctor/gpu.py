@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 
 _QUERY = "index,name,driver_version,memory.total,memory.free"
+_WARNED = 14
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -46,9 +47,11 @@ def query() -> Answer:
     ended = child.run(
         [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], TIMEOUT_S
     )
-    if ended.status != 0:
-        return Answer((), ended.complaint if ended.stderr else ended.stdout.strip() or "no answer")
-    return Answer(tuple(_parsed(line) for line in ended.stdout.splitlines() if line.strip()))
+    found = tuple(gpu for line in ended.stdout.splitlines() if (gpu := _parsed(line)) is not None)
+    # 14: with an answer, and a warning that the infoROM of a GPU is corrupted.
+    if ended.status == 0 or (ended.status == _WARNED and found):
+        return Answer(found)
+    return Answer((), ended.complaint if ended.stderr else ended.stdout.strip() or "no answer")
 
 
 def check(case: Case) -> Iterator[Finding]:
@@ -76,8 +79,12 @@ def check(case: Case) -> Iterator[Finding]:
         yield Finding("GPU", "hint", "no NVIDIA GPU here: frames are rendered in software")
 
 
-def _parsed(line: str) -> Gpu:
-    index, name, driver, total, free = [part.strip() for part in line.split(",")]
+def _parsed(line: str) -> Gpu | None:
+    """A GPU, or None for a warning between them."""
+    parts = [part.strip() for part in line.split(",")]
+    if len(parts) != _QUERY.count(",") + 1 or not parts[0].isdecimal():
+        return None
+    index, name, driver, total, free = parts
     return Gpu(int(index), name, driver, _mebibytes(total), _mebibytes(free))
 
 

@@ -7,12 +7,12 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from polyarm.doctor import child
+from polyarm.display import external
+from polyarm.doctor import frames
 from polyarm.doctor.case import Case
 from polyarm.doctor.findings import Finding, install, listed
 from polyarm.suites.rlbench import system_packages
-
-TIMEOUT_S = 30.0
+from polyarm.suites.rlbench.system_packages import unloadable
 
 _EGL = {"libEGL.so.1": "libegl1", "libOpenGL.so.0": "libopengl0"}
 _X = {"libGL.so.1": "libgl1", "libX11.so.6": "libx11-6"}
@@ -27,29 +27,6 @@ _DRIVER_FOLDERS = (
     "/usr/lib64/dri",
     "/usr/lib/dri",
 )
-
-_LOADER = """
-import ctypes, sys
-for name in sys.argv[1:]:
-    print(name, end=" ", flush=True)
-    try:
-        ctypes.CDLL(name)
-        print("loads", flush=True)
-    except OSError as error:
-        print("fails:", str(error).replace("\\n", " "), flush=True)
-"""
-
-
-def unloadable(names: Sequence[str]) -> list[str]:
-    """Those of the libraries that cannot be loaded; each is tried in a child process."""
-    lacking, waiting = [], list(names)
-    while waiting:
-        ended = child.run_python(_LOADER, *waiting, timeout_s=TIMEOUT_S)
-        lines = ended.stdout.splitlines()
-        lacking += [line.split()[0] for line in lines if not line.endswith(" loads")]
-        # One that takes its process down is the last that was named; the rest is tried anew.
-        waiting = waiting[max(1, len(lines)) :]
-    return lacking
 
 
 def check_gl(case: Case) -> Iterator[Finding]:
@@ -72,7 +49,9 @@ def check_gl(case: Case) -> Iterator[Finding]:
 def _needed(lacking: Sequence[str], case: Case) -> set[str]:
     """What the asked suite cannot do without, given what else there is."""
     if case.needs_x:
-        return {*_X, _DRI}
+        # Mesa may have its drivers elsewhere, and an NVIDIA server needs none of Mesa's.
+        without = _DRI in lacking and (external.wanted() or frames.works(frames.XVFB, case))
+        return {*_X} if without else {*_X, _DRI}
     if case.gpus:
         return {*_EGL}
     return {*_EGL, _DRI} if _OSMESA_NAME in lacking else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -24,6 +25,7 @@ THREADS_PER_WORKER, THREADS_PER_X_WORKER, THREADS = 4, 32, 128
 """Roughly; CoppeliaSim and its X server start some for each core."""
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _SHM = Path("/dev/shm")
 _GIB = 2**30
 
@@ -69,23 +71,26 @@ def check_memory(case: Case) -> Iterator[Finding]:
 def check_limits(case: Case) -> Iterator[Finding]:
     """Limits on files, processes and locked memory, by ulimit and cgroup."""
     files = DESCRIPTORS + DESCRIPTORS_PER_WORKER * case.num_envs
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     each = THREADS_PER_X_WORKER if case.needs_x else THREADS_PER_WORKER
     tasks = THREADS + each * case.workers
+    # The engine raises its soft limit on files to the hard one by itself.
+    files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    mine = own_tasks()
+    pids, now = pids_limit()
+    processes_fix = _raise("nproc", mine + tasks)
+    if hard == resource.RLIM_INFINITY or mine + tasks <= hard:
+        processes_fix = f"ulimit -u {mine + tasks} (before Python starts)"
     limits = [
-        ("open files", hard, files, f"ulimit -n {files} (before Python starts)"),
-        (
-            "processes",
-            resource.getrlimit(resource.RLIMIT_NPROC)[0],
-            tasks,
-            f"ulimit -u {tasks} (before Python starts), or nproc in /etc/security/limits.conf",
-        ),
-        ("tasks of the cgroup", pids_limit(), tasks, f"docker run --pids-limit {2 * tasks} …"),
+        ("open files", files_hard, 0, files, _raise("nofile", files)),
+        ("processes", soft, mine, tasks, processes_fix),
+        ("tasks of the cgroup", pids, now, tasks, _pids_fix(2 * (now + tasks))),
     ]
     fine = []
-    for name, limit, wanted, fix in limits:
-        if limit != resource.RLIM_INFINITY and limit < wanted:
-            text = f"{limit} {name}, about {wanted} for {case.num_envs} workers"
+    for name, limit, used, wanted, fix in limits:
+        if limit != resource.RLIM_INFINITY and limit < used + wanted:
+            there = f", {used} in use" if used else ""
+            text = f"{limit} {name}{there}, about {wanted} for {case.num_envs} workers"
             yield Finding("limits", "broken", text, fix)
         else:
             fine.append(f"{name} {_number(limit)}")
@@ -102,14 +107,50 @@ def check_shared_memory(case: Case) -> Iterator[Finding]:
     yield Finding("/dev/shm", "ok", f"{_gib(size)}, not needed: the shared block has no name")
 
 
-def pids_limit() -> int:
-    """How many tasks the cgroup allows; infinite without a limit."""
-    lowest = resource.RLIM_INFINITY
-    for file in (_CGROUP / "pids.max", _CGROUP / "pids" / "pids.max"):
-        text = file.read_text().strip() if file.is_file() else "max"
-        if text != "max":
-            lowest = int(text) if lowest == resource.RLIM_INFINITY else min(lowest, int(text))
-    return lowest
+def pids_limit() -> tuple[int, int]:
+    """How many tasks the cgroup allows, infinite without a limit, and how many it has.
+
+    Of this process's cgroup and its ancestors, the one with the least room counts.
+    """
+    tightest = (int(resource.RLIM_INFINITY), 0)
+    for file in [*host.cgroup_files("pids.max"), *_old_pids_files()]:
+        text, current = file.read_text().strip(), file.with_name("pids.current")
+        used = int(current.read_text()) if current.is_file() else 0
+        unlimited = tightest[0] == resource.RLIM_INFINITY
+        if text != "max" and (unlimited or int(text) - used < tightest[0] - tightest[1]):
+            tightest = int(text), used
+    return tightest
+
+
+def own_tasks() -> int:
+    """Threads that this user has in all: what the limit on processes counts."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if process.stat().st_uid == os.getuid():
+                count += sum(1 for _ in (process / "task").iterdir())
+    return count
+
+
+def _old_pids_files() -> list[Path]:
+    """The same of a cgroup of version 1, or of its container."""
+    lines = _MEMBERSHIP.read_text().splitlines() if _MEMBERSHIP.is_file() else []
+    inside = next((line.split(":", 2)[2] for line in lines if ":pids:" in line), "/")
+    folder = _CGROUP / "pids" / inside.lstrip("/")
+    folders = [one for one in (folder, *folder.parents) if one.is_relative_to(_CGROUP / "pids")]
+    return [one / "pids.max" for one in folders if (one / "pids.max").is_file()]
+
+
+def _raise(kind: str, number: int) -> str:
+    """How a hard limit is raised, wherever it comes from."""
+    return (
+        f"raise the hard limit: '* hard {kind} {number}' in /etc/security/limits.conf and log in "
+        f"anew; in a service Limit{kind.upper()}={number}; docker run --ulimit {kind}={number} …"
+    )
+
+
+def _pids_fix(number: int) -> str:
+    return f"docker run --pids-limit {number} …; in a service TasksMax={number}"
 
 
 def _number(limit: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,9 +26,14 @@ CLIENTS_PER_WORKER = 2
 DEFAULT_MAX_CLIENTS = 256
 
 _CONFIGURATION = (Path("/etc/X11/xorg.conf"), Path("/etc/X11/xorg.conf.d"))
+_LOCKS = Path("/tmp")
 _UNIX_SOCKETS = Path("/proc/net/unix")
 _CONNECTED = "03"
-_SERVERS = {"X", "Xorg", "Xvfb", "Xephyr", "Xwayland", "Xtigervnc", "Xvnc"}
+_CONFIGURED = {"X", "Xorg"}
+"""Servers that read ``xorg.conf``; the others have their arguments alone."""
+
+_SERVERS = {*_CONFIGURED, "Xvfb", "Xephyr", "Xwayland", "Xtigervnc", "Xvnc"}
+_UNSEEN = "the X server's default; its process cannot be seen from here"
 _XORG = "`polyarm setup xorg` writes a configuration with a screen per GPU"
 
 
@@ -59,19 +65,48 @@ def check_screens(case: Case) -> Iterator[Finding]:
 
 def max_clients(number: int) -> tuple[int, str]:
     """How many clients the local server ``:number`` takes, and where that is said."""
+    if not (words := _server(number)):
+        return DEFAULT_MAX_CLIENTS, _UNSEEN
+    said = words[words.index("-maxclients") + 1 :][:1] if "-maxclients" in words else []
+    if said and said[0].isdecimal():
+        return int(said[0]), "the server's -maxclients"
+    if Path(words[0]).name in _CONFIGURED:
+        for file in _configuration(words):
+            text = file.read_text(errors="replace") if file.is_file() else ""
+            if told := re.search(r'^\s*Option\s+"MaxClients"\s+"(\d+)"', text, re.M | re.I):
+                return int(told[1]), str(file)
+    return DEFAULT_MAX_CLIENTS, f"the default of {Path(words[0]).name}"
+
+
+def _server(number: int) -> list[str]:
+    """The command line of the local server ``:number``, or [] if it cannot be seen."""
+    lock = _LOCKS / f".X{number}-lock"
+    with contextlib.suppress(OSError, ValueError):
+        words = _words(Path(f"/proc/{int(lock.read_text())}/cmdline"))
+        if words:
+            return words
     for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = process.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it ended meanwhile
-            continue
-        if Path(words[0]).name in _SERVERS and f":{number}" in words and "-maxclients" in words:
-            return int(words[words.index("-maxclients") + 1]), "the server's -maxclients"
+        words = _words(process)
+        if words and f":{number}" in words:
+            return words
+    return []
+
+
+def _words(process: Path) -> list[str]:
+    """The command line of a process, if it is an X server."""
+    try:
+        words = process.read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it ended meanwhile
+        return []
+    return words if Path(words[0]).name in _SERVERS else []
+
+
+def _configuration(words: list[str]) -> list[Path]:
+    """The files that a server reads, the most important first."""
     main, folder = _CONFIGURATION
-    for file in [*sorted(folder.glob("*.conf"), reverse=True), main]:
-        text = file.read_text(errors="replace") if file.is_file() else ""
-        if said := re.search(r'^\s*Option\s+"MaxClients"\s+"(\d+)"', text, re.M | re.I):
-            return int(said[1]), str(file)
-    return DEFAULT_MAX_CLIENTS, "the X server's default"
+    if "-config" in words[:-1]:
+        main = main.parent / words[words.index("-config") + 1]
+    return [main, *sorted(folder.glob("*.conf"), reverse=True)]
 
 
 def _screens(server: str, name: str, case: Case) -> Iterator[Finding]:
@@ -105,8 +140,18 @@ def _clients(server: str, case: Case) -> Iterator[Finding]:
     if now + planned <= limit:
         yield Finding("X MaxClients", "ok", text)
         return
-    fix = "polyarm setup xorg --write --max-clients 2048, then restart X; or display='xvfb'"
-    yield Finding("X MaxClients", "broken", text, fix)
+    finding = Finding("X MaxClients", "broken", text, _clients_fix(int(number)))
+    yield finding.optional() if source == _UNSEEN else finding
+
+
+def _clients_fix(number: int) -> str:
+    program = Path((_server(number) or ["X"])[0]).name
+    if program not in _CONFIGURED:
+        return f"start it as {program} :{number} -maxclients 2048 …; or use display='xvfb'"
+    return (
+        "polyarm setup xorg --write --max-clients 2048, then start X as it says; or use "
+        "display='xvfb'"
+    )
 
 
 def _connections(number: int) -> int:

@@ -62,6 +62,19 @@ def extract(archive: Path, folder: Path, progress: Progress, *, program: bool = 
         ) from error
 
 
+def check_links(archive: Path, folder: Path) -> None:
+    """Refuse links that lead out of a folder which will be taken from among what was unpacked.
+
+    Raises:
+        StorageError: There is one; it would lead elsewhere when the folder is moved.
+    """
+    root = Path(os.path.realpath(folder))
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and root not in Path(os.path.realpath(path)).parents:
+            name = path.relative_to(folder).as_posix()
+            raise _refusal(archive, name, f"is a link that leads out of {folder.name}")
+
+
 def safe_name(name: str) -> bool:
     """Whether a path stays inside the folder that it is joined to."""
     path = PurePosixPath(name)
@@ -185,4 +198,8 @@ class _Writer:
         return self._folder / name
 
     def refusal(self, name: str, why: str) -> StorageError:
-        return StorageError(f"{self._archive} was not unpacked: its member {name!r} {why}")
+        return _refusal(self._archive, name, why)
+
+
+def _refusal(archive: Path, name: str, why: str) -> StorageError:
+    return StorageError(f"{archive} was not unpacked: its member {name!r} {why}")

@@ -54,13 +54,14 @@ def write_whole(file: Path, text: str) -> None:
 
 @contextmanager
 def alone(
-    lock: Path, suite: str, progress: Progress, timeout_s: float = LOCK_TIMEOUT_S
+    lock: Path, suite: str, progress: Progress, timeout_s: float | None = None
 ) -> Iterator[None]:
-    """Wait until no other process sets this suite up.
+    """Wait until no other process sets this suite up; by default for `LOCK_TIMEOUT_S`.
 
     Raises:
         RunConflict: Another one does not come to an end.
     """
+    timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
     lock.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_s
     with lock.open("a") as file:
@@ -80,12 +81,15 @@ def alone(
 
 
 @contextmanager
-def disk_errors(what: str, target: Path) -> Iterator[None]:
+def disk_errors(
+    what: str, target: Path, elsewhere: str = "set POLYARM_CACHE to a folder"
+) -> Iterator[None]:
     """Turn errors of the disk into one that says what was not installed, and the way out.
 
     Args:
         what: Such as ``"LIBERO's assets were"``.
         target: Where it should have gone.
+        elsewhere: How to have it go to another folder.
 
     Raises:
         StorageError: Instead of any other `OSError`.
@@ -96,9 +100,9 @@ def disk_errors(what: str, target: Path) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in _FULL:
-            why = "the disk is full. Free some space, or set POLYARM_CACHE to a folder elsewhere"
+            why = f"the disk is full. Free some space, or {elsewhere} elsewhere"
         elif error.errno in _FORBIDDEN:
-            why = f"{error}. Set POLYARM_CACHE to a folder that you may write to"
+            why = f"{error}. {elsewhere[:1].upper()}{elsewhere[1:]} that you may write to"
         else:
             why = str(error)
         raise StorageError(f"{what} not installed into {target}: {why}") from error

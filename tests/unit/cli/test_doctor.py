@@ -59,6 +59,15 @@ def test_help_shows_every_option_and_examples(capsys):
     for option in ("suite", "num-envs", "json", "log", "ramp", "task", "max-workers"):
         assert f"--{option} " in out
     assert "polyarm doctor --suite rlbench" in out
+    words = " ".join(out.replace("│", " ").split())
+    assert "Exit code 0 if something in it is known, 1 if nothing is" in words
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--task", "toy/count-3"), ("--max-workers", "4")])
+def test_what_belongs_to_the_ramp_asks_for_it(flag, value, capsys):
+    code, _, err = polyarm(flag, value, capsys=capsys)
+    assert code == 2
+    assert f"{flag} is of the ramp alone: add --ramp" in err
 
 
 def test_all_is_well(finds, capsys):

@@ -188,8 +188,49 @@ def test_xorg_shows_its_files_and_writes_them_only_when_asked(
     assert not (tmp_path / "X11").exists()
     code, out, _ = polyarm(*words, "--write", capsys=capsys)
     assert code == 0
-    assert f"{tmp_path}/X11/xorg.conf: written" in out
-    assert "PCI:27:0:0" in (tmp_path / "X11" / "xorg.conf").read_text()
+    assert f"{tmp_path}/X11/polyarm-xorg.conf: written" in out
+    assert "PCI:27:0:0" in (tmp_path / "X11" / "polyarm-xorg.conf").read_text()
+    assert [path.name for path in (tmp_path / "X11").iterdir()] == ["polyarm-xorg.conf"]
+
+
+def test_a_container_without_a_gpu_is_explained_as_well(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("polyarm.display.xorg.in_container", lambda: True)
+    code, out, err = polyarm("setup", "xorg", capsys=capsys)
+    assert code == 2
+    assert "no NVIDIA GPU is found" in err
+    for text in ("This is a container", "/tmp/.X11-unix", "X :99 -config polyarm-xorg.conf"):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--venv", "x", "rlbench"),
+        ("--accept-licences", "rlbench", "--venv", "x"),
+        ("--venv", "xorg", "rlbench", "--venv", "x"),
+        ("--venv=x", "rlbench"),
+    ],
+)
+def test_options_may_stand_before_the_name(
+    words: tuple[str, ...], rlbench: list[RLBenchOptions], capsys: Any
+) -> None:
+    polyarm("setup", "--dry-run", *words, capsys=capsys)
+    (options,) = rlbench
+    assert options.venv == Path("x")
+
+
+def test_a_value_that_is_called_rlbench_names_no_set_up(robots: Robots, capsys: Any) -> None:
+    polyarm("setup", "--assets", "rlbench", "robots", capsys=capsys)
+    polyarm("setup", "robots", "--assets", "xorg", capsys=capsys)
+    assert robots.calls == [(Path("rlbench"), False), (Path("xorg"), False)]
+
+
+def test_help_says_that_no_checksum_verifies_the_download(capsys: Any) -> None:
+    _, out, _ = polyarm("setup", "rlbench", "--help", capsys=capsys)
+    assert "download is not verified" in " ".join(out.replace("│", " ").split())
 
 
 def test_a_suite_is_set_up_and_says_what_there_is_now(robots: Robots, capsys: Any) -> None:

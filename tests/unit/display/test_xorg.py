@@ -46,9 +46,9 @@ def test_what_is_no_address_is_quoted() -> None:
 
 
 def test_each_gpu_has_a_device_and_a_screen_in_one_layout() -> None:
-    text = configuration(["PCI:27:0:0", "PCI:28:0:0", "PCI:59:0:0"], headless_gpu=False)
+    text = configuration(["PCI:27:0:0", "PCI:28:0:0", "PCI:59:0:0"], XorgOptions())
     assert text.count('Section "Device"') == text.count('Section "Screen"') == 3
-    assert text.count("EndSection") == 7
+    assert text.count("EndSection") == 8
     assert text.count("Virtual 1280 1024") == 3
     assert text.count('"UseDisplayDevice" "None"') == 3
     for line in (
@@ -61,7 +61,7 @@ def test_each_gpu_has_a_device_and_a_screen_in_one_layout() -> None:
 
 
 def test_gpus_without_outputs_do_not_know_the_display_device() -> None:
-    text = configuration(["PCI:0:6:0"], headless_gpu=True)
+    text = configuration(["PCI:0:6:0"], XorgOptions(headless_gpu=True))
     assert "UseDisplayDevice" not in text
     assert '"AllowEmptyInitialConfiguration" "True"' in text
 
@@ -71,12 +71,20 @@ def test_files_come_from_the_gpus_that_are_found(
 ) -> None:
     nvidia_smi('[ "$*" = "--query-gpu=pci.bus_id --format=csv,noheader" ] && echo 00000000:1B:00.0')
     texts = xorg.files(XorgOptions(folder=tmp_path / "X11", max_clients=512))
-    main, clients = texts
-    assert main == tmp_path / "X11" / "xorg.conf"
-    assert clients == tmp_path / "X11" / "xorg.conf.d" / "99-maxclients.conf"
-    assert 'BusID      "PCI:27:0:0"' in texts[main]
-    assert 'Option "MaxClients" "512"' in texts[clients]
+    (file,) = texts  # and not xorg.conf, which every server of the machine would read
+    assert file == tmp_path / "X11" / "polyarm-xorg.conf"
+    assert 'BusID      "PCI:27:0:0"' in texts[file]
+    assert 'Section "ServerFlags"\n    Option "MaxClients" "512"\nEndSection' in texts[file]
     assert not (tmp_path / "X11").exists()
+
+
+@pytest.mark.parametrize("status", [0, 14])
+def test_warnings_of_the_driver_are_no_gpus(status: int, nvidia_smi: Callable[[str], None]) -> None:
+    nvidia_smi(
+        "echo WARNING: infoROM is corrupted at gpu 0000:C2:00.0; echo 00000000:C2:00.0\n"
+        f"echo; exit {status}"
+    )
+    assert xorg.gpu_addresses() == ["00000000:C2:00.0"]
 
 
 @pytest.mark.parametrize("script", ["", "echo No devices were found; exit 6", "exit 0"])
@@ -124,7 +132,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_with_the_command(tmp_path: P
 
 def test_commands_name_the_display_and_another_folder() -> None:
     start, *_ = xorg.commands(XorgOptions())
-    assert start.startswith("sudo nohup X :99 >")
+    assert start.startswith("sudo nohup X :99 -config polyarm-xorg.conf >")
     start, *_, last = xorg.commands(XorgOptions(folder=Path("/opt/my X"), display_number=7))
-    assert "X :7 -config '/opt/my X/xorg.conf' -configdir '/opt/my X/xorg.conf.d'" in start
+    assert "X :7 -config '/opt/my X/polyarm-xorg.conf' >" in start
     assert "--display external:7" in last

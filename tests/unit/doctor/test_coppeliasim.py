@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from polyarm.doctor import Case, coppeliasim
-from polyarm.suites.rlbench.environment import Environment
+from polyarm.suites.rlbench.coppeliasim import Manifest
+from polyarm.suites.rlbench.environment import Environment, writable_twin
 
 
 @pytest.fixture
@@ -57,11 +58,25 @@ def test_none_is_missing_only_where_it_was_asked_for(suite, status):
     assert list(coppeliasim.check_add_ons(Case(suite))) == []
 
 
-def test_a_folder_that_is_not_there_is_missing(monkeypatch, tmp_path):
+def test_a_folder_that_is_not_there_is_missing_or_broken(monkeypatch, tmp_path):
+    Environment(tmp_path / "gone", Path(sys.executable)).write()
+    finding = only(coppeliasim.check_folder(Case("rlbench")))
+    assert (finding.status, finding.fix) == ("missing", "polyarm setup rlbench")
+    (tmp_path / "cache" / "rlbench" / "env.json").unlink()
     monkeypatch.setenv("COPPELIASIM_ROOT", str(tmp_path / "gone"))
     finding = only(coppeliasim.check_folder(Case("rlbench")))
-    assert finding.status == "missing"
+    assert finding.status == "broken"
     assert finding.fix == "unset COPPELIASIM_ROOT && polyarm setup rlbench"
+
+
+def test_another_version_beside_the_set_up_s_is_told(make_root, monkeypatch):
+    installed, other = make_root("installed"), make_root("other", 41000)
+    Environment(installed, Path(sys.executable)).write()
+    monkeypatch.setenv("COPPELIASIM_ROOT", str(other))
+    finding = only(coppeliasim.check_folder(Case("rlbench")))
+    assert finding.status == "warning"
+    assert f"4.1.0 in {installed}; COPPELIASIM_ROOT is {other} (4.10.0)" in finding.text
+    assert finding.fix == "unset COPPELIASIM_ROOT"
 
 
 @pytest.mark.parametrize("number", [40200, 40000, 41000])
@@ -156,3 +171,25 @@ def test_network_add_ons_are_a_hint_until_they_are_disabled(make_root, monkeypat
     assert "ZMQ remote API server.lua" in finding.text
     server.rename(f"{server}.disabled")
     assert only(coppeliasim.check_add_ons(Case("rlbench"))).status == "ok"
+
+
+def test_add_ons_of_somebody_else_s_are_left_to_them(make_root, monkeypatch):
+    root = make_root()
+    monkeypatch.setenv("COPPELIASIM_ROOT", str(root))
+    (root / "remoteApiConnections.txt").touch()
+    assert "mv NAME" in only(coppeliasim.check_add_ons(Case("rlbench"))).fix
+    Manifest("archive", "", "4.1.0", {}).write(root)
+    assert only(coppeliasim.check_add_ons(Case("rlbench"))).fix.startswith("polyarm setup rlbench")
+
+
+def test_links_to_a_coppeliasim_are_no_other_one(make_root, monkeypatch):
+    root = make_root()
+    twin = writable_twin(root)
+    twin.mkdir(parents=True)
+    (twin / "libcoppeliaSim.so").symlink_to(root / "libcoppeliaSim.so")
+    (twin / "programming").symlink_to(root / "programming")
+    variables(monkeypatch, root)
+    Environment(twin, Path(sys.executable)).write()
+    assert coppeliasim.find(Case("rlbench")).root == twin
+    assert {one.status for one in coppeliasim.check_variables(Case("rlbench"))} == {"ok"}
+    assert only(coppeliasim.check_folder(Case("rlbench"))).status == "ok"

@@ -5,6 +5,8 @@ import pytest
 from polyarm.doctor import Case
 from polyarm.doctor import gpu as gpus
 
+H200 = "0, NVIDIA H200, 580.159.04, 143771, 143156"
+
 
 def only(findings):
     [finding] = findings
@@ -53,3 +55,11 @@ def test_a_driver_without_its_program_is_a_container_without_it(monkeypatch, tmp
     finding = only(gpus.check(Case()))
     assert finding.status == "warning"
     assert "NVIDIA_DRIVER_CAPABILITIES" in finding.fix
+
+
+@pytest.mark.parametrize("status", [0, 14])
+def test_warnings_between_the_gpus_are_left_out(status, program):
+    warning = "WARNING: infoROM is corrupted at gpu 0000:C2:00.0"
+    program("nvidia-smi", f"echo '{warning}'\necho '{H200}'\necho '{warning}'\nexit {status}")
+    finding = only(gpus.check(Case()))
+    assert (finding.name, finding.status) == ("GPU 0", "ok")

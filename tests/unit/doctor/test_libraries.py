@@ -2,8 +2,9 @@
 
 import pytest
 
-from polyarm.doctor import Case, libraries
+from polyarm.doctor import Case, frames, libraries
 from polyarm.doctor.gpu import Answer, Gpu
+from polyarm.suites.rlbench import system_packages
 from polyarm.suites.rlbench.system_packages import LIBRARIES
 
 
@@ -23,17 +24,31 @@ def without_gpu(no_gpu):
     """GPUs are other tests' matter."""
 
 
-def test_a_library_that_is_there_loads_and_an_invented_one_does_not():
-    assert libraries.unloadable(["libc.so.6", "libnothing.so.1"]) == ["libnothing.so.1"]
+@pytest.fixture(autouse=True)
+def frames_of_xvfb(monkeypatch):
+    """Whether a frame comes out of Xvfb."""
+    works = [False]
+    monkeypatch.setattr(frames, "works", lambda backend, case: works[0])
+    return works
 
 
-def test_a_library_that_takes_its_process_down_hides_no_other(monkeypatch):
-    script = libraries._LOADER.replace(
-        "ctypes.CDLL(name)", "ctypes.CDLL(name) if name != 'libcrash.so' else ctypes.string_at(0)"
-    )
-    monkeypatch.setattr(libraries, "_LOADER", script)
-    names = ["libc.so.6", "libcrash.so", "libnothing.so.1", "libm.so.6"]
-    assert libraries.unloadable(names) == ["libcrash.so", "libnothing.so.1"]
+def test_the_set_up_and_the_doctor_load_libraries_in_one_way():
+    assert libraries.unloadable is system_packages.unloadable
+
+
+def test_mesa_s_drivers_are_optional_where_frames_come_without(
+    lacking, frames_of_xvfb, monkeypatch
+):
+    lacking.add("Mesa DRI")
+    _, finding = libraries.check_gl(Case("rlbench"))
+    assert finding.status == "missing"
+    frames_of_xvfb[0] = True
+    _, finding = libraries.check_gl(Case("rlbench"))
+    assert finding.status == "hint"
+    frames_of_xvfb[0] = False
+    monkeypatch.setenv("RLBENCH_BASE_DISPLAY", ":99")
+    _, finding = libraries.check_gl(Case("rlbench"))
+    assert finding.status == "hint"
 
 
 @pytest.mark.parametrize("suite", [None, "metaworld", "rlbench"])

@@ -1,6 +1,7 @@
 """Cores, memory and limits against the planned workers."""
 
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,16 @@ def limits(monkeypatch, tmp_path):
     """Limits by their number; those that are not named are unlimited."""
     values = {}
     infinite = resource.RLIM_INFINITY
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (values.get(kind, infinite),) * 2)
+
+    def getrlimit(kind):
+        value = values.get(kind, infinite)
+        return value if isinstance(value, tuple) else (value, value)
+
+    monkeypatch.setattr(resource, "getrlimit", getrlimit)
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(host, "cgroup_files", lambda name: [*tmp_path.rglob(name)])
+    monkeypatch.setattr(machine, "own_tasks", lambda: 0)
     return values
 
 
@@ -93,16 +102,53 @@ def test_generous_limits_are_one_line(limits):
 @pytest.mark.parametrize(
     ("limit", "words", "fix"),
     [
-        (resource.RLIMIT_NOFILE, "100 open files", "ulimit -n 768"),
-        (resource.RLIMIT_NPROC, "100 processes", "ulimit -u 384"),
+        (resource.RLIMIT_NOFILE, "100 open files", ("nofile 768", "LimitNOFILE=768", "nofile=768")),
+        (resource.RLIMIT_NPROC, "100 processes", ("nproc 384", "LimitNPROC=384", "nproc=384")),
     ],
 )
-def test_a_limit_that_is_too_low_is_broken(limit, words, fix, limits):
+def test_a_hard_limit_that_is_too_low_is_broken(limit, words, fix, limits):
     limits[limit] = 100
     broken, _ = machine.check_limits(Case("metaworld", 64))
     assert broken.status == "broken"
     assert words in broken.text
-    assert broken.fix.startswith(fix)
+    for each in (*fix, "/etc/security/limits.conf", "docker run --ulimit"):
+        assert each in broken.fix
+
+
+def test_a_soft_limit_is_raised_by_the_shell_or_by_the_engine(limits, monkeypatch):
+    limits[resource.RLIMIT_NOFILE] = limits[resource.RLIMIT_NPROC] = (100, 100_000)
+    monkeypatch.setattr(machine, "own_tasks", lambda: 50)
+    broken, fine = machine.check_limits(Case("metaworld", 64))
+    assert broken.text.startswith("100 processes, 50 in use, about 384")
+    assert broken.fix == "ulimit -u 434 (before Python starts)"
+    assert "open files 100000" in fine.text  # the engine raises its own
+
+
+def test_tasks_that_are_there_already_count(limits, tmp_path, monkeypatch):
+    limits[resource.RLIMIT_NPROC] = 1000
+    assert only(machine.check_limits(Case("metaworld", 64))).status == "ok"
+    monkeypatch.setattr(machine, "own_tasks", lambda: 900)
+    assert next(machine.check_limits(Case("metaworld", 64))).status == "broken"
+    limits.clear()
+    (tmp_path / "pids.max").write_text("1000\n")
+    assert only(machine.check_limits(Case("metaworld", 64))).status == "ok"
+    (tmp_path / "pids.current").write_text("900\n")
+    broken, _ = machine.check_limits(Case("metaworld", 64))
+    assert "1000 tasks of the cgroup, 900 in use" in broken.text
+
+
+def test_threads_of_this_user_are_counted():
+    before = machine.own_tasks()
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(50)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert machine.own_tasks() > max(before - 50, 50)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_container_s_limit_on_tasks_counts(limits, tmp_path):
@@ -112,12 +158,26 @@ def test_a_container_s_limit_on_tasks_counts(limits, tmp_path):
     assert "--pids-limit" in broken.fix
 
 
-def test_the_lowest_cgroup_limit_counts(limits, tmp_path):
-    assert machine.pids_limit() == resource.RLIM_INFINITY
-    (tmp_path / "pids").mkdir()
+def test_the_cgroup_with_the_least_room_counts(limits, tmp_path):
+    assert machine.pids_limit() == (resource.RLIM_INFINITY, 0)
+    inner = tmp_path / "user.slice" / "job"
+    inner.mkdir(parents=True)
+    for folder, most, now in ((tmp_path, "4096", "4000"), (inner, "1000", "10")):
+        (folder / "pids.max").write_text(f"{most}\n")
+        (folder / "pids.current").write_text(f"{now}\n")
+    assert machine.pids_limit() == (4096, 4000)
+    (inner / "pids.current").write_text("950\n")
+    assert machine.pids_limit() == (1000, 950)
+
+
+def test_the_old_cgroups_have_their_limit_on_the_process_s_path(limits, tmp_path, monkeypatch):
+    monkeypatch.setattr(host, "cgroup_files", lambda name: [])
+    (tmp_path / "membership").write_text("3:pids:/docker/abc\n0::/\n")
+    folder = tmp_path / "pids" / "docker" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "pids.max").write_text("77\n")
     (tmp_path / "pids" / "pids.max").write_text("max\n")
-    (tmp_path / "pids.max").write_text("4096\n")
-    assert machine.pids_limit() == 4096
+    assert machine.pids_limit() == (77, 0)
 
 
 def test_locked_memory_is_only_told(limits):

@@ -16,6 +16,17 @@ GONE = (1, "", "no X server answers at DISPLAY=':99.2'")
 @pytest.fixture(autouse=True)
 def no_configuration(monkeypatch, tmp_path, no_gpu):
     monkeypatch.setattr(xserver, "_CONFIGURATION", (tmp_path / "xorg.conf", tmp_path / "conf.d"))
+    monkeypatch.setattr(xserver, "_LOCKS", tmp_path)
+
+
+@pytest.fixture
+def serves(monkeypatch):
+    """Says what runs as the server, instead of looking through processes."""
+
+    def replace(*words):
+        monkeypatch.setattr(xserver, "_server", lambda number: list(words))
+
+    return replace
 
 
 def test_xvfb_is_found_on_the_path(program):
@@ -77,8 +88,9 @@ def test_a_screen_without_glx_is_broken_whichever_it_is(child_says, monkeypatch)
     assert (finding.name, finding.status) == ("screen :99.1", "broken")
 
 
-def test_a_display_as_it_is_has_room_for_its_clients_or_not(monkeypatch):
+def test_a_display_as_it_is_has_room_for_its_clients_or_not(serves, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":3.0")
+    serves("Xorg", ":3")
     [finding] = xserver.check_screens(Case("rlbench", 1))
     assert (finding.name, finding.status) == ("X MaxClients", "ok")
     [finding] = xserver.check_screens(Case("rlbench", 999))
@@ -93,26 +105,73 @@ def test_another_machine_s_server_keeps_its_limit_to_itself(monkeypatch):
     assert list(xserver.check_screens(Case("rlbench", 1))) == []
 
 
-def test_more_workers_than_the_server_takes_are_broken(child_says, monkeypatch):
+def test_more_workers_than_the_server_takes_are_broken(child_says, serves, monkeypatch):
     monkeypatch.setenv("RLBENCH_BASE_DISPLAY", ":99")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    serves("/usr/lib/xorg/Xorg", ":99")
     child_says((0, ":99.0 on A", ""), GONE)
     _, finding = xserver.check_screens(Case("rlbench", 64))
     assert finding.status == "broken"
-    assert finding.text.startswith("256 (the X server's default)")
+    assert finding.text.startswith("256 (the default of Xorg)")
     assert "about 512 for 256 workers" in finding.text
     assert "--max-clients 2048" in finding.fix
 
 
-def test_the_limit_is_read_from_xorg_s_configuration(monkeypatch, tmp_path):
+def test_a_server_that_cannot_be_seen_is_only_a_warning(child_says, serves, monkeypatch):
+    monkeypatch.setenv("RLBENCH_BASE_DISPLAY", ":99")
+    serves()
+    child_says((0, ":99.0 on A", ""), GONE)
+    _, finding = xserver.check_screens(Case("rlbench", 256))
+    assert finding.status == "warning"
+    assert "cannot be seen from here" in finding.text
+
+
+def test_the_limit_is_read_from_xorg_s_configuration(serves):
+    serves("X", ":99")
     main, folder = xserver._CONFIGURATION
     main.write_text('Section "ServerFlags"\n  Option "MaxClients" "512"\nEndSection\n')
     assert xserver.max_clients(99) == (512, str(main))
+    own = main.with_name("polyarm-xorg.conf")
+    own.write_text('Section "ServerFlags"\n  Option "MaxClients" "1024"\nEndSection\n')
+    assert xserver.max_clients(99) == (512, str(main))
+    serves("X", ":99", "-config", own.name)
+    assert xserver.max_clients(99) == (1024, str(own))
+    serves("X", ":99", "-config", str(own))
+    assert xserver.max_clients(99) == (1024, str(own))
+    own.write_text("")
     folder.mkdir()
     (folder / "99-maxclients.conf").write_text('# Option "MaxClients" "64"\n')
-    assert xserver.max_clients(99) == (512, str(main))
+    assert xserver.max_clients(99)[0] == 256
     (folder / "99-maxclients.conf").write_text('\tOption "MaxClients" "2048"\n')
     assert xserver.max_clients(99)[0] == 2048
+
+
+@pytest.mark.parametrize("program", ["Xvfb", "/usr/bin/Xvnc"])
+def test_servers_without_a_configuration_have_their_arguments_alone(program, serves, monkeypatch):
+    main, _ = xserver._CONFIGURATION
+    main.write_text('Option "MaxClients" "2048"\n')
+    name = program.rpartition("/")[2]
+    serves(program, ":99")
+    assert xserver.max_clients(99) == (256, f"the default of {name}")
+    monkeypatch.setenv("DISPLAY", ":99")
+    [finding] = xserver.check_screens(Case("rlbench", 999))
+    assert f"{name} :99 -maxclients 2048" in finding.fix
+    serves(program, ":99", "-maxclients", "512")
+    assert xserver.max_clients(99) == (512, "the server's -maxclients")
+
+
+def test_a_server_is_found_by_its_lock_though_it_does_not_name_its_display(tmp_path):
+    words = ["Xorg", "-c", "import time; print(flush=True); time.sleep(60)", "vt7"]
+    command = [*words, "-maxclients", "1024"]
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        try:
+            assert xserver.max_clients(7776)[0] == 256
+            (tmp_path / ".X7776-lock").write_text(f"{server.pid:>10}\n")
+            assert xserver.max_clients(7776)[0] == 1024
+        finally:
+            server.kill()
 
 
 def test_a_running_server_s_own_argument_counts_before_its_configuration():
@@ -136,7 +195,8 @@ def test_a_real_server_s_screen_and_clients_are_found(monkeypatch):
     finally:
         server.close()
     assert screen.status == "ok"
-    assert f"{server.name}.0 on " in screen.text
+    assert screen.name == f"screen {server.name}.0"
+    assert " on " in screen.text
     assert clients.status == "ok"
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from polyarm.errors import MissingExtra, RunConflict, StorageError
 from polyarm.suites import archive
+from polyarm.suites import cache as cache_module
 from polyarm.suites.libero import assets, install
 from polyarm.suites.libero.assets import Manifest, check_assets, checked_folder, find_assets
 from polyarm.suites.libero.install import install_assets
@@ -332,7 +333,7 @@ def test_of_two_installations_at_once_the_second_waits_and_finds_it_done(
 def test_waiting_for_another_installation_has_an_end(
     cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cache_module, "LOCK_TIMEOUT_S", 0.2)
     with installing(source) as other:
         read_until(other, "copying")
         with pytest.raises(RunConflict, match="another set-up of LIBERO has held"):

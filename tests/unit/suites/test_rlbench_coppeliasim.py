@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,8 @@ import pytest
 from toy_coppeliasim import FILES, NEW_HEADER, TOP, empty_cache, pack, packed, quiet, unpacked
 
 from polyarm.errors import InvalidCall, StorageError
-from polyarm.suites.rlbench import coppeliasim, download, install
+from polyarm.suites.rlbench import coppeliasim, install
+from polyarm.suites.rlbench.environment import Environment
 from polyarm.suites.rlbench.options import SetupOptions
 
 DISABLED = {
@@ -56,7 +54,8 @@ def test_an_archive_becomes_a_program_with_a_manifest(archive: Path, cache: Path
     manifest = coppeliasim.Manifest.read(root)
     assert manifest is not None
     assert (manifest.sha256, manifest.version) == (sha, "4.1.0")
-    assert set(manifest.files) == {"libcoppeliaSim.so", "libQt5Core.so.5.12.5", "coppeliaSim"}
+    servers = {name for name in FILES if any(name.startswith(one) for one in DISABLED)}
+    assert set(manifest.files) == FILES.keys() - servers - {"system/usrset.txt"}
     assert {path.name for path in cache.iterdir()} == {"CoppeliaSim"}
 
 
@@ -71,6 +70,18 @@ def test_the_second_time_it_is_there_and_what_is_damaged_is_replaced(
         coppeliasim.check(root, deep=True)
     assert install.install_coppeliasim(SetupOptions(archive=archive), quiet)[1].state == "done"
     assert (root / "libcoppeliaSim.so").read_text() == "library"
+
+
+@pytest.mark.parametrize("name", ["lua/mine.lua", "system/dfltscn.ttt"])
+def test_a_file_of_any_kind_that_is_gone_is_noticed(name: str, tmp_path: Path, cache: Path) -> None:
+    root = put(SetupOptions(archive=pack(tmp_path / "more.tar.xz", FILES | {name: "x"})))
+    coppeliasim.disable_add_ons(root)
+    coppeliasim.allow_old_release(root)
+    (root / "system" / "settings.dat").write_text("rewritten")
+    coppeliasim.check(root, deep=True)
+    (root / name).unlink()
+    with pytest.raises(StorageError, match=f"{name} is missing.*polyarm setup rlbench --force"):
+        coppeliasim.check(root)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +119,36 @@ def test_an_archive_that_leads_out_of_its_folder_is_refused(
         put(SetupOptions(archive=packed))
     assert not list(cache.iterdir())
     assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize("target", ["../beside/file", "../beside"])
+def test_a_link_to_what_stays_behind_is_refused(target: str, tmp_path: Path, cache: Path) -> None:
+    files = FILES | {"../beside/file": "x"}
+    with tarfile.open(tmp_path / "two.tar.xz", "w:xz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(os.path.normpath(f"{TOP}/{name}"))
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+        member = tarfile.TarInfo(f"{TOP}/out")
+        member.type, member.linkname = tarfile.SYMTYPE, target
+        tar.addfile(member)
+    with pytest.raises(StorageError, match=f"'out' is a link that leads out of {TOP}"):
+        put(SetupOptions(archive=tmp_path / "two.tar.xz"))
+    assert not list(cache.iterdir())
+
+
+def test_a_link_to_the_program_is_not_the_program(tmp_path: Path, cache: Path) -> None:
+    with tarfile.open(tmp_path / "linked.tar.xz", "w:xz") as tar:
+        for name, text in FILES.items():
+            member = tarfile.TarInfo(f"z/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+        member = tarfile.TarInfo("a")
+        member.type, member.linkname = tarfile.SYMTYPE, "z"
+        tar.addfile(member)
+    root = put(SetupOptions(archive=tmp_path / "linked.tar.xz"))
+    assert not root.is_symlink()
+    assert (root / "coppeliaSim").is_file()
 
 
 def test_a_truncated_archive_installs_nothing(archive: Path, cache: Path) -> None:
@@ -158,9 +199,29 @@ def test_a_killed_unpacking_is_no_installation_and_is_cleared_away(
         assert child.stdout is not None
         assert child.stdout.readline() == "unpacking\n"
         child.send_signal(signal.SIGKILL)
-    assert [path.name.partition("-")[0] for path in cache.iterdir()] == ["CoppeliaSim.part"]
+    (left,) = cache.iterdir()
+    assert left.name.startswith(".polyarm-setup-CoppeliaSim-")
     put(SetupOptions(archive=archive))
     assert {path.name for path in cache.iterdir()} == {"CoppeliaSim"}
+
+
+def test_folders_of_others_beside_the_prefix_stay(tmp_path: Path, archive: Path) -> None:
+    theirs = ["sim.old-2019", "sim.part-1", ".polyarm-setup-sim-mine"]
+    for name in theirs:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis").touch()
+    for force in (False, True):
+        put(SetupOptions(archive=archive, prefix=tmp_path / "sim", force=force))
+    for name in theirs:
+        assert (tmp_path / name / "thesis").exists()
+    assert {path.name for path in tmp_path.glob(".*")} == {theirs[-1]}
+
+
+def test_a_folder_where_another_set_up_works_stays(tmp_path: Path, archive: Path) -> None:
+    with install._workshop(tmp_path / "sim") as other:
+        put(SetupOptions(archive=archive, prefix=tmp_path / "sim"))
+        assert other.is_dir()
+    assert not other.exists()
 
 
 def test_a_coppeliasim_that_is_there_is_used_if_it_is_the_right_one(
@@ -168,11 +229,14 @@ def test_a_coppeliasim_that_is_there_is_used_if_it_is_the_right_one(
 ) -> None:
     root = unpacked(tmp_path / "mine")
     monkeypatch.setenv("COPPELIASIM_ROOT", str(root))
-    for _ in range(2):
-        found, step = install.install_coppeliasim(SetupOptions(), quiet)
+    before = {path: path.lstat().st_mtime_ns for path in [root, *root.rglob("*")]}
+    for force in (False, True):
+        found, step = install.install_coppeliasim(SetupOptions(force=force), quiet)
         assert (found, step.state) == (root, "there")
-    with pytest.raises(InvalidCall, match="was there before polyarm"):
-        put(SetupOptions(force=True))
+        assert install.plan(SetupOptions(force=force)) == (found, step)
+        assert coppeliasim.disable_add_ons(root).state == "there"
+        assert coppeliasim.allow_old_release(root).state == "there"
+    assert {path: path.lstat().st_mtime_ns for path in [root, *root.rglob("*")]} == before
     assert install.rejected_root(root) == ""
     other = unpacked(tmp_path / "other", NEW_HEADER)
     monkeypatch.setenv("COPPELIASIM_ROOT", str(other))
@@ -185,11 +249,68 @@ def test_a_prefix_that_holds_something_else_is_left_as_it_is(tmp_path: Path, arc
     (tmp_path / "thesis" / "chapter").touch()
     with pytest.raises(InvalidCall, match=r"holds something else.*--prefix"):
         put(SetupOptions(archive=archive, prefix=tmp_path / "thesis"))
+    _, step = install.plan(SetupOptions(archive=archive, prefix=tmp_path / "thesis"))
+    assert step.state == "missing"
+    assert "holds something else" in step.text
     assert put(SetupOptions(archive=archive, prefix=tmp_path / "a" / "b")) == tmp_path / "a" / "b"
 
 
-def test_network_add_ons_are_renamed_once_and_reported(tmp_path: Path) -> None:
-    root = unpacked(tmp_path / "root")
+def test_a_dry_run_tells_what_becomes_of_what_is_damaged(archive: Path, cache: Path) -> None:
+    root = put(SetupOptions(archive=archive))
+    assert install.plan(SetupOptions())[1].state == "there"
+    (root / "libcoppeliaSim.so").write_text("yrarbil")
+    _, step = install.plan(SetupOptions())
+    assert step.state == "planned"
+    assert "again, because CoppeliaSim is damaged" in step.text
+    assert "libcoppeliaSim.so has other contents" in step.text
+
+
+def test_a_found_folder_with_an_old_manifest_is_never_replaced(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = unpacked(tmp_path / "mine")
+    coppeliasim.Manifest.of(root, "found", "", quiet).write(root)
+    monkeypatch.setenv("COPPELIASIM_ROOT", str(root))
+    assert put(SetupOptions(force=True)) == root
+    (root / "coppeliaSim").write_text("changed")
+    for force in (False, True):
+        with pytest.raises(StorageError, match=r"polyarm did not install.*polyarm\.json") as told:
+            put(SetupOptions(force=force))
+        assert "--force" not in str(told.value)
+
+
+def test_the_last_set_up_s_folder_is_the_next_one_s(
+    tmp_path: Path, cache: Path, archive: Path
+) -> None:
+    bare, prefix = SetupOptions(), tmp_path / "prefix"
+    put(SetupOptions(archive=archive, prefix=prefix))
+    assert install.target_folder(bare) == cache / "CoppeliaSim"
+    Environment(prefix, Path(sys.executable)).write()
+    assert install.target_folder(bare) == prefix
+    (prefix / "libcoppeliaSim.so").unlink()  # to be repaired
+    assert install.target_folder(bare) == prefix
+    assert install.target_folder(SetupOptions(prefix=tmp_path / "b")) == tmp_path / "b"
+    Environment(tmp_path / "gone", Path(sys.executable)).write()
+    assert install.target_folder(bare) == tmp_path / "gone"
+    own = unpacked(tmp_path / "own")
+    Environment(own, Path(sys.executable)).write()
+    assert install.target_folder(bare) == own
+    assert install.target_folder(SetupOptions(archive=archive)) == cache / "CoppeliaSim"
+    (cache / "env.json").write_text("{")
+    assert install.target_folder(bare) == cache / "CoppeliaSim"
+
+
+def test_a_prefix_that_cannot_be_written_to_is_told_before_the_download(
+    tmp_path: Path, cache: Path
+) -> None:
+    (tmp_path / "file").touch()
+    options = SetupOptions(url="http://127.0.0.1:9/none", prefix=tmp_path / "file" / "sim")
+    with pytest.raises(StorageError, match=r"cannot be installed into .*file/sim.*--prefix"):
+        put(options)
+
+
+def test_network_add_ons_are_renamed_once_and_reported(archive: Path, cache: Path) -> None:
+    root = put(SetupOptions(archive=archive))
     (root / "simAddOnScript_PyRep.lua").touch()
     planned = coppeliasim.plan_add_ons(root)
     step = coppeliasim.disable_add_ons(root)
@@ -203,147 +324,10 @@ def test_network_add_ons_are_renamed_once_and_reported(tmp_path: Path) -> None:
     assert coppeliasim.disable_add_ons(root).state == "there"
 
 
-def test_usrset_gets_its_line_once_and_keeps_the_others(tmp_path: Path) -> None:
-    root = unpacked(tmp_path / "root")
+def test_usrset_gets_its_line_once_and_keeps_the_others(archive: Path, cache: Path) -> None:
+    root = put(SetupOptions(archive=archive))
     assert coppeliasim.plan_old_release(root).state == "planned"
     assert coppeliasim.allow_old_release(root).state == "done"
     assert coppeliasim.allow_old_release(root).state == "there"
     lines = (root / "system" / "usrset.txt").read_text().splitlines()
     assert lines == ["doNotShowUpdate=1", "allowOldEduRelease=7501"]
-
-
-class Server:
-    """Serves one file with ranges, and breaks off, hangs or changes it on demand."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.ranges = data, list[str]()
-        self.break_at: list[int] = []
-        self.hang_at = 0
-        self.hanging, self.released = threading.Event(), threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, self))
-        self.server.daemon_threads = False
-        self.url = f"http://127.0.0.1:{self.server.server_port}/files/{TOP}.tar.xz"
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
-        self.thread.start()
-
-    def close(self) -> None:
-        self.released.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
-
-
-class Handler(BaseHTTPRequestHandler):
-    def __init__(self, state: Server, *rest: Any) -> None:
-        self.state = state
-        super().__init__(*rest)
-
-    def log_message(self, *_: Any) -> None: ...
-
-    def do_GET(self) -> None:
-        data, state = self.state.data, self.state
-        if "missing" in self.path:
-            self.send_error(404)
-            return
-        tag = f'"{hashlib.sha256(data).hexdigest()}"'
-        state.ranges.append(self.headers.get("Range", ""))
-        same = self.headers.get("If-Range", tag) == tag
-        start = int((re.findall(r"bytes=(\d+)-", state.ranges[-1]) or [0])[0]) if same else 0
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
-        self.send_header("ETag", tag)
-        self.end_headers()
-        end = state.break_at.pop(0) if state.break_at else len(data)
-        if state.hang_at:
-            end, state.hang_at = state.hang_at, 0
-            self.wfile.write(data[start:end])
-            state.hanging.set()
-            state.released.wait(30)
-        else:
-            self.wfile.write(data[start:end])
-
-
-@pytest.fixture
-def server(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    noise = hashlib.shake_128(b"noise").hexdigest(200_000)
-    packed = pack(tmp_path / "served.tar.xz", FILES | {"libNoise.so": noise})
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    served = Server(packed.read_bytes())
-    try:
-        yield served
-    finally:
-        served.close()
-
-
-def test_a_download_that_breaks_goes_on_from_that_byte(server: Server, cache: Path) -> None:
-    server.break_at = [100_000, 150_000]
-    told: list[tuple[str, int, int]] = []
-    options = SetupOptions(url=server.url)
-    root, step = install.install_coppeliasim(options, lambda *now: told.append(now))
-    assert server.ranges == ["", "bytes=100000-", "bytes=150000-"]
-    assert hashlib.sha256(server.data).hexdigest() in step.text
-    size = len(server.data)
-    assert ("downloading CoppeliaSim", size, size) in told
-    assert any(doing == "unpacking" for doing, *_ in told)
-    assert not list((cache / "download").iterdir())
-    assert (root / "libNoise.so").exists()
-
-
-def test_a_killed_download_goes_on_with_the_next_command(server: Server, cache: Path) -> None:
-    server.hang_at = 131_072
-    code = (
-        "import sys\nfrom polyarm.suites.rlbench.install import install_coppeliasim\n"
-        "from polyarm.suites.rlbench.options import SetupOptions\n"
-        "install_coppeliasim(SetupOptions(url=sys.argv[1]), lambda *_: None)"
-    )
-    part = cache / "download" / f"{TOP}.tar.xz.part"
-    with subprocess.Popen([sys.executable, "-c", code, server.url]) as child:
-        assert server.hanging.wait(30)
-        while not part.exists() or part.stat().st_size < 65_536:
-            assert child.poll() is None
-        child.send_signal(signal.SIGKILL)
-    there = part.stat().st_size
-    put(SetupOptions(url=server.url))
-    assert server.ranges == ["", f"bytes={there}-"]
-    assert not (cache / "CoppeliaSim").with_suffix(".part").exists()
-
-
-def test_a_file_that_changed_meanwhile_is_fetched_anew(
-    server: Server, archive: Path, cache: Path
-) -> None:
-    server.break_at = [100_000, 100_000]
-    part = cache / "download" / f"{TOP}.tar.xz.part"
-    with pytest.raises(StorageError, match=r"ended after 100,000.*same command.*--archive"):
-        put(SetupOptions(url=server.url))
-    assert part.stat().st_size == 100_000
-    server.data = archive.read_bytes()
-    root, step = install.install_coppeliasim(SetupOptions(url=server.url), quiet)
-    assert hashlib.sha256(server.data).hexdigest() in step.text
-    assert not (root / "libNoise.so").exists()
-
-
-def test_a_download_that_cannot_be_used_is_not_used_again(server: Server, cache: Path) -> None:
-    good, server.data = server.data, b"not an archive"
-    with pytest.raises(StorageError, match="no archive"):
-        put(SetupOptions(url=server.url))
-    assert not list((cache / "download").glob("*.xz"))
-    server.data = good
-    put(SetupOptions(url=server.url))
-
-
-def test_without_a_connection_or_a_file_the_other_way_is_named(server: Server) -> None:
-    with pytest.raises(StorageError, match=r"404.*--archive"):
-        put(SetupOptions(url=server.url.replace("files", "missing")))
-    with pytest.raises(StorageError, match=r"refused.*--archive"):
-        put(SetupOptions(url="http://127.0.0.1:9/none.tar.xz"))
-
-
-def test_a_download_that_fills_the_disk_gives_the_space_back(
-    server: Server, tmp_path: Path, small_disk: Any
-) -> None:
-    with small_disk(tmp_path / "disk", "100k") as disk:
-        with pytest.raises(OSError, match="No space left"):
-            download.download(server.url, disk / "file", quiet, "")
-        assert not list(disk.iterdir())

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_coppeliasim import NEW_HEADER, unpacked
 
 from polyarm import make_vec, registry
 from polyarm.contracts import EnvSpec
-from polyarm.errors import InvalidCall, MissingExtra, UnknownName
+from polyarm.errors import InvalidCall, MissingExtra, StorageError, UnknownName
 from polyarm.suites.rlbench import RLBench, catalogue
 from polyarm.suites.rlbench.environment import Environment
 from polyarm.suites.rlbench.suite import demo_root
@@ -263,7 +264,11 @@ def test_all_tasks_of_an_arm_share_their_spaces() -> None:
     assert one.action_space == other.action_space
 
 
-def test_provenance_holds_everything_that_shapes_an_episode_and_nothing_of_the_host() -> None:
+def test_provenance_holds_everything_that_shapes_an_episode_and_nothing_of_the_host(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert SUITE.describe(spec()).provenance["coppeliasim"] is None
+    monkeypatch.setitem(HOST_ONLY, "coppeliasim_root", str(unpacked(machine / "option")))
     provenance = SUITE.describe(
         spec("front", "wrist", task="OpenDrawer:2", **SHAPING, **HOST_ONLY)
     ).provenance
@@ -335,23 +340,24 @@ def test_coppeliasim_is_where_the_option_says_then_the_variable_then_the_set_up(
         return variables["COPPELIASIM_ROOT"], SUITE.interpreter(given)
 
     assert found(coppeliasim_root="/opt/option") == ("/opt/option", None)
-    monkeypatch.setenv("COPPELIASIM_ROOT", "/opt/variable")
-    assert found() == ("/opt/variable", None)
+    variable = str(unpacked(machine / "variable"))
+    monkeypatch.setenv("COPPELIASIM_ROOT", variable)
+    assert found() == (variable, None)
     assert found(coppeliasim_root="/opt/option") == ("/opt/option", None)
     Environment(machine / "written", OTHER_PYTHON).write()
-    assert found() == ("/opt/variable", str(OTHER_PYTHON))
+    assert found() == (variable, str(OTHER_PYTHON))
     assert found(coppeliasim_root="/opt/option") == ("/opt/option", str(OTHER_PYTHON))
     monkeypatch.delenv("COPPELIASIM_ROOT")
     assert found() == (str(machine / "written"), str(OTHER_PYTHON))
     assert found(interpreter="/opt/mine") == (str(machine / "written"), "/opt/mine")
 
 
-def test_libraries_that_were_there_stay_in_front(
+def test_libraries_that_were_there_come_after_coppeliasim_s(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/lib")
     variables = SUITE.environment(checked(coppeliasim_root=str(machine)))
-    assert variables["LD_LIBRARY_PATH"] == f"/usr/local/cuda/lib:{machine}"
+    assert variables["LD_LIBRARY_PATH"] == f"{machine}:/usr/local/cuda/lib"
 
 
 def test_this_python_is_no_other(machine: Path) -> None:
@@ -374,7 +380,14 @@ def test_making_an_env_without_coppeliasim_names_the_set_up() -> None:
 
 def test_making_an_env_without_rlbench_names_the_set_up(machine: Path) -> None:
     with pytest.raises(MissingExtra, match=r"needs rlbench.*polyarm setup rlbench"):
-        SUITE.make(spec(coppeliasim_root=str(machine)))
+        SUITE.make(spec(coppeliasim_root=str(unpacked(machine / "root"))))
+
+
+def test_making_an_env_with_another_coppeliasim_names_its_version(machine: Path) -> None:
+    root = unpacked(machine / "new", NEW_HEADER)
+    with pytest.raises(StorageError, match=r"holds CoppeliaSim 4\.10\.0.*exactly 4\.1\.0"):
+        SUITE.make(spec(coppeliasim_root=str(root)))
+    assert SUITE.describe(spec(coppeliasim_root=str(root))).provenance["coppeliasim"] == "4.10.0"
 
 
 def test_making_an_env_with_a_pyrep_that_lacks_its_library_names_both(

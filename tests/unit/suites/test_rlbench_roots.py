@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +15,8 @@ from pathlib import Path
 import pytest
 from toy_coppeliasim import FILES, empty_cache, unpacked
 
-from polyarm.suites.rlbench.private_root import PrivateRoot
+from polyarm.errors import StorageError
+from polyarm.suites.rlbench.private_root import PrivateRoot, make_twin
 
 LEFT_OUT = {
     "simAddOnScript-b0RemoteApiServer.lua",
@@ -61,6 +64,16 @@ def hold(root: Path) -> Iterator[Hold]:
         one.close()
 
 
+USRSET = FILES["system/usrset.txt"] + "\nallowOldEduRelease=7501\n"
+"""As it is for workers: an expired release may start."""
+
+
+def expected(root: Path) -> dict[str, str]:
+    """What a private folder shows."""
+    shown = {name: text for name, text in contents(root).items() if name not in LEFT_OUT}
+    return shown | {"system/usrset.txt": USRSET}
+
+
 def contents(folder: Path) -> dict[str, str]:
     """All files of a folder with their texts, links followed."""
     walk = os.walk(folder, followlinks=True)
@@ -70,9 +83,15 @@ def contents(folder: Path) -> dict[str, str]:
 
 def test_a_private_folder_shows_all_but_the_network_add_ons(root: Path, hold: Hold) -> None:
     assert contents(root).keys() > LEFT_OUT
-    expected = {name: text for name, text in contents(root).items() if name not in LEFT_OUT}
-    assert contents(hold().path) == expected
-    assert "simAddOnScript-addOnScriptDemo.lua" in expected
+    assert contents(hold().path) == expected(root)
+    assert "simAddOnScript-addOnScriptDemo.lua" in expected(root)
+    assert (root / "system" / "usrset.txt").read_text() == FILES["system/usrset.txt"]
+
+
+def test_a_licence_line_that_is_there_is_not_repeated(root: Path, hold: Hold) -> None:
+    line = "allowOldEduRelease=1\n"
+    (root / "system" / "usrset.txt").write_text(line)
+    assert (hold().path / "system" / "usrset.txt").read_text() == line
 
 
 def test_what_no_simulator_rewrites_is_linked(root: Path, hold: Hold) -> None:
@@ -136,7 +155,7 @@ def test_two_holders_have_different_folders(hold: Hold) -> None:
     paths = [hold().path for _ in range(3)]
     assert len(set(paths)) == 3
     (paths[0] / "system" / "usrset.txt").write_text("mine")
-    assert (paths[1] / "system" / "usrset.txt").read_text() == FILES["system/usrset.txt"]
+    assert (paths[1] / "system" / "usrset.txt").read_text() == USRSET
 
 
 def test_folders_are_used_again_after_they_are_closed(hold: Hold) -> None:
@@ -158,9 +177,7 @@ def test_a_folder_is_made_anew_each_time(root: Path, hold: Hold) -> None:
     (root / "new.txt").touch()
     again = hold()
     assert again.path == first.path
-    assert contents(again.path) == {
-        name: text for name, text in contents(root).items() if name not in LEFT_OUT
-    }
+    assert contents(again.path) == expected(root)
 
 
 def test_making_a_folder_anew_deletes_nothing_behind_its_links(root: Path, hold: Hold) -> None:
@@ -252,7 +269,7 @@ def run(code: str, root: Path) -> str:
 def test_coppeliasim_may_be_read_only(read_only: Path) -> None:
     path = Path(run(HOLD, read_only).strip())
     assert (path / "coppeliaSim").readlink() == read_only / "coppeliaSim"
-    assert (path / "system" / "usrset.txt").read_text() == FILES["system/usrset.txt"]
+    assert (path / "system" / "usrset.txt").read_text() == USRSET
 
 
 def test_copies_of_read_only_settings_can_be_written(read_only: Path) -> None:
@@ -277,3 +294,45 @@ except OSError:
     (root / "system" / "gone.txt").unlink()
 """
     assert Path(run(code + HOLD, root).strip()).name == "0"
+
+
+def test_a_folder_of_links_serves_as_the_one_behind_it(root: Path) -> None:
+    before = contents(root)
+    for _ in range(2):  # the second replaces the first
+        twin = make_twin(root)
+        assert contents(twin) == before | {"system/usrset.txt": USRSET}
+        (twin / "simAddOnScript_PyRep.lua").write_text("as PyRep's build does")
+    private = PrivateRoot(twin)
+    private.close()
+    built = {"simAddOnScript_PyRep.lua": "as PyRep's build does"}
+    assert contents(private.path) == expected(root) | built
+    assert contents(root) == before
+
+
+def test_a_cache_without_locks_is_refused_with_the_way_out(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(StorageError, match=r"cannot be locked.*POLYARM_CACHE"):
+        PrivateRoot(root)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_path_that_pyrep_cannot_take_is_refused_with_the_way_out(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYARM_CACHE", str(tmp_path / "Überall"))
+    with pytest.raises(StorageError, match=r"ASCII.*POLYARM_CACHE"):
+        PrivateRoot(root)
+
+
+def test_hosts_that_share_a_cache_share_no_folder(
+    hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = hold().path
+    monkeypatch.setattr("platform.node", lambda: "another-host")
+    assert hold().path.parent != here.parent

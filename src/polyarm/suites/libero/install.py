@@ -26,8 +26,6 @@ from polyarm.suites.libero.assets import (
 )
 from polyarm.suites.libero.download import REPOSITORY, download
 
-LOCK_TIMEOUT_S = 3600.0
-
 # LIBERO's own scenes name some files that never existed: 15 of 347 in the complete set.
 _MOST_DANGLING = 0.1
 
@@ -62,7 +60,7 @@ def install_assets(
     lock = target.with_name("assets.lock")
     with (
         disk_errors("LIBERO's assets were", target),
-        alone(lock, "LIBERO", progress, LOCK_TIMEOUT_S),
+        alone(lock, "LIBERO", progress),
     ):
         if not force and (manifest := _intact(target, progress)) is not None:
             return manifest, False

@@ -14,6 +14,13 @@ from polyarm.suites.cache import Progress, write_whole
 from polyarm.suites.rlbench.options import VERSION, Step
 
 LIBRARY = "libcoppeliaSim.so"
+"""What makes a folder CoppeliaSim's."""
+
+LINKED = "libcoppeliaSim.so.1"
+"""The name under which PyRep loads it; a link that PyRep's build makes."""
+
+FOUND = "found"
+"""The source of a CoppeliaSim that somebody else installed."""
 
 _MANIFEST = "polyarm.json"
 _FORMAT = 1
@@ -26,13 +33,18 @@ _LICENCE_LINE = f"{_LICENCE_KEY}=7501"
 _ADD_ONS, _USRSET = "network add-ons", "usrset.txt"
 _CONNECTIONS = "remoteApiConnections.txt"
 _PARTS = ("MAJOR", "MINOR", "PATCH")
+_REWRITTEN = {"system/settings.dat", "system/usrset.txt", _MANIFEST}
+"""What a simulator, or the set-up, rewrites."""
+
 _WANTED = f"RLBench needs exactly {VERSION}, CoppeliaSim_Edu_V4_1_0_Ubuntu20_04.tar.xz."
 
 
 def version_of(folder: Path) -> str | None:
     """CoppeliaSim's version as its C header tells it, or None if that cannot be told."""
-    for header in sorted(folder.glob("programming/**/simConst.h")):
-        text = header.read_text(errors="replace")
+    usual = folder / "programming" / "include" / "simConst.h"
+    others = () if usual.is_file() else folder.glob("programming/**/simConst.h")
+    for header in [usual, *sorted(others)]:
+        text = header.read_text(errors="replace") if header.is_file() else ""
         if number := re.search(r"#define\s+SIM_PROGRAM_VERSION_NB\s+(\d{5,})", text):
             value = int(number[1])
             return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
@@ -71,10 +83,11 @@ class Manifest:
     """What was installed.
 
     Attributes:
-        source: The address or file that it came from; ``"found"`` if it was there.
+        source: The address or file that it came from. `FOUND` if it was there: earlier set-ups
+            wrote a manifest into such folders, too.
         sha256: Of the archive, or "" if there was none.
         version: CoppeliaSim's.
-        files: Size in bytes and sha256 of each program and library, by its path in the folder.
+        files: Size in bytes and sha256 of each file, by its path in the folder.
     """
 
     source: str
@@ -82,15 +95,25 @@ class Manifest:
     version: str
     files: dict[str, tuple[int, str]]
 
+    @property
+    def ours(self) -> bool:
+        """Whether the set-up installed the folder, so that it may change and replace it."""
+        return self.source != FOUND
+
     @classmethod
     def of(cls, folder: Path, source: str, sha256: str, progress: Progress) -> Manifest:
-        """Take stock of a folder; what the simulator rewrites, such as settings, is left out."""
-        found = [*sorted(folder.rglob("*.so*")), *sorted(folder.glob("coppeliaSim*"))]
-        paths = [path for path in found if path.is_file() and not path.is_symlink()]
+        """Take stock of a folder, without what is rewritten or will be disabled."""
+        servers = network_add_ons(folder)
+        found = [path for path in sorted(folder.rglob("*")) if not path.is_symlink()]
+        names = [path.relative_to(folder).as_posix() for path in found if path.is_file()]
+        names = [name for name in names if name not in _REWRITTEN]
+        kept = [
+            name for name in names if not any((folder / name).is_relative_to(s) for s in servers)
+        ]
         files = {}
-        for done, path in enumerate(paths):
-            files[path.relative_to(folder).as_posix()] = (path.stat().st_size, sha256_of(path))
-            progress("taking stock", done + 1, len(paths))
+        for done, name in enumerate(kept):
+            files[name] = ((folder / name).stat().st_size, sha256_of(folder / name))
+            progress("taking stock", done + 1, len(kept))
         return cls(source, sha256, version_of(folder) or "", files)
 
     @classmethod
@@ -117,6 +140,16 @@ class Manifest:
         write_whole(folder / _MANIFEST, text + "\n")
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether the set-up installed this folder.
+
+    Raises:
+        StorageError: Its manifest cannot be read.
+    """
+    manifest = Manifest.read(folder)
+    return manifest is not None and manifest.ours
+
+
 def check(folder: Path, *, deep: bool = False, progress: Progress | None = None) -> None:
     """Compare a folder with its manifest, if it has one.
 
@@ -126,28 +159,30 @@ def check(folder: Path, *, deep: bool = False, progress: Progress | None = None)
         progress: Is told how many files have been read.
 
     Raises:
-        StorageError: It is another version, or a program or library is missing or differs.
+        StorageError: It is another version, or a file is missing or differs.
     """
     check_version(folder)
     manifest = Manifest.read(folder)
-    files = {} if manifest is None else manifest.files
-    for done, (name, (size, sha)) in enumerate(files.items()):
+    if manifest is None:
+        return
+    for done, (name, (size, sha)) in enumerate(manifest.files.items()):
         path = folder / name
         if not path.is_file():
-            raise _damaged(path, "is missing")
+            raise _damaged(path, "is missing", manifest)
         if (found := path.stat().st_size) != size:
-            raise _damaged(path, f"has {found:,} bytes instead of {size:,}")
+            raise _damaged(path, f"has {found:,} bytes instead of {size:,}", manifest)
         if deep and sha256_of(path) != sha:
-            raise _damaged(path, "has other contents than when it was installed")
+            raise _damaged(path, "has other contents than when it was installed", manifest)
         if progress is not None:
-            progress("checking CoppeliaSim", done + 1, len(files))
+            progress("checking CoppeliaSim", done + 1, len(manifest.files))
 
 
 def disable_add_ons(folder: Path) -> Step:
     """Rename what opens network ports, which many simulators on one machine would fight for."""
+    step = plan_add_ons(folder)
+    if step.state == "there":
+        return step
     found = network_add_ons(folder)
-    if not found:
-        return Step(_ADD_ONS, "there", "none is enabled")
     try:
         for path in found:
             path.rename(_free_name(path))
@@ -157,14 +192,16 @@ def disable_add_ons(folder: Path) -> Step:
 
 
 def plan_add_ons(folder: Path) -> Step:
-    """What `disable_add_ons` would do."""
+    """What `disable_add_ons` would do: nothing in a folder that we did not install."""
     if not folder.is_dir():
         where = f"the remote API servers in {folder}"
         return Step(_ADD_ONS, "planned", f"would rename to *.disabled: {where}")
-    if found := network_add_ons(folder):
-        text = f"would rename to *.disabled: {_listing(folder, found)}"
-        return Step(_ADD_ONS, "planned", text)
-    return Step(_ADD_ONS, "there", "none is enabled")
+    if not (found := network_add_ons(folder)):
+        return Step(_ADD_ONS, "there", "none is enabled")
+    if not is_ours(folder):
+        return Step(_ADD_ONS, "there", f"left as they are in {folder}; workers go without them")
+    text = f"would rename to *.disabled: {_listing(folder, found)}"
+    return Step(_ADD_ONS, "planned", text)
 
 
 def allow_old_release(folder: Path) -> Step:
@@ -172,23 +209,37 @@ def allow_old_release(folder: Path) -> Step:
     step = plan_old_release(folder)
     if step.state == "there":
         return step
-    file = folder / "system" / "usrset.txt"
     try:
-        text = file.read_text() if file.exists() else ""
-        file.parent.mkdir(exist_ok=True)
-        ended = text if text.endswith("\n") or not text else f"{text}\n"
-        write_whole(file, f"{ended}{_LICENCE_LINE}\n")
+        write_licence_line(folder)
     except OSError as error:
         return Step(_USRSET, "missing", _cannot_change(folder, error))
-    return Step(_USRSET, "done", f"{_LICENCE_LINE} in {file}")
+    return Step(_USRSET, "done", f"{_LICENCE_LINE} in {_usrset(folder)}")
 
 
 def plan_old_release(folder: Path) -> Step:
-    """What `allow_old_release` would do."""
-    file = folder / "system" / "usrset.txt"
-    if file.is_file() and _LICENCE_KEY in file.read_text():
+    """What `allow_old_release` would do: nothing in a folder that we did not install."""
+    file = _usrset(folder)
+    if _has_licence_line(folder):
         return Step(_USRSET, "there", f"{_LICENCE_KEY} in {file}")
+    if folder.is_dir() and not is_ours(folder):
+        text = f"{file} is left as it is; workers have {_LICENCE_LINE} in theirs"
+        return Step(_USRSET, "there", text)
     return Step(_USRSET, "planned", f"would add {_LICENCE_LINE} to {file}")
+
+
+def write_licence_line(folder: Path) -> None:
+    """Add the line that lets an expired release start, unless it is there.
+
+    Args:
+        folder: CoppeliaSim's, or a worker's own copy of it.
+    """
+    if _has_licence_line(folder):
+        return
+    file = _usrset(folder)
+    text = file.read_text(errors="replace") if file.exists() else ""
+    file.parent.mkdir(exist_ok=True)
+    ended = text if text.endswith("\n") or not text else f"{text}\n"
+    write_whole(file, f"{ended}{_LICENCE_LINE}\n")
 
 
 def sha256_of(path: Path) -> str:
@@ -224,5 +275,21 @@ def _cannot_change(folder: Path, error: OSError) -> str:
     )
 
 
-def _damaged(path: Path, what: str) -> StorageError:
-    return StorageError(f"CoppeliaSim is damaged: {path} {what}. Install it again with: {_AGAIN}")
+def _usrset(folder: Path) -> Path:
+    return folder / "system" / "usrset.txt"
+
+
+def _has_licence_line(folder: Path) -> bool:
+    file = _usrset(folder)
+    return file.is_file() and _LICENCE_KEY in file.read_text(errors="replace")
+
+
+def _damaged(path: Path, what: str, manifest: Manifest) -> StorageError:
+    if manifest.ours:
+        fix = f"Install it again with: {_AGAIN}"
+        return StorageError(f"CoppeliaSim is damaged: {path} {what}. {fix}")
+    return StorageError(
+        f"CoppeliaSim, which polyarm did not install, has changed: {path} {what}. Repair it; or, "
+        f"if that was on purpose, remove {_MANIFEST} from its folder; or install another: unset "
+        f"COPPELIASIM_ROOT && polyarm setup rlbench"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import re
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,7 +22,13 @@ TIMEOUT_S = 60.0
 
 _CHUNK = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+_BROKEN = (
+    urllib.error.URLError,
+    http.client.HTTPException,
+    ConnectionError,
+    TimeoutError,
+    ssl.SSLError,
+)
 
 
 def download(url: str, file: Path, progress: Progress, way_out: str) -> None:
@@ -71,11 +78,13 @@ def _fetch(url: str, part: Path, progress: Progress) -> str:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not _size(part):
             raise
-        # There is more than the server has, or just as much: only a new start can tell.
+        whole = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        if whole and int(whole[1]) == _size(part):
+            return ""  # an earlier attempt ended between the last byte and the renaming
         _forget(part)
-        return "the server has another file by now"
+        return _fetch(url, part, progress)
     with answer:
         start, total = _span(answer)
         if start != _size(part):

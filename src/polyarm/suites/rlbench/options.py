@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,15 +26,21 @@ class SetupOptions:
         accept_licences: Accept the licences of CoppeliaSim Edu (educational use) and RLBench
             (non-commercial research) without being asked.
         archive: CoppeliaSim 4.1.0 as an archive (.tar.xz …) that is here already: no download.
-        sha256: What the archive's SHA-256 must be. Without it the archive's own checksums count.
+        sha256: What the archive's SHA-256 must be. CoppeliaSim's makers publish none: without
+            this the download is not verified, but its SHA-256 is shown, kept, and compared with
+            that of a later download from the same address.
         url: Where to download CoppeliaSim from.
-        prefix: The folder that CoppeliaSim is unpacked to; by default one in $POLYARM_CACHE.
-        venv: A virtual environment for RLBench alone; made if it does not exist. By default
-            PyRep and RLBench go into the Python that runs this.
-        pyrep: PyRep's source: a folder, an archive, or an address (git+https://…).
+        prefix: The folder that CoppeliaSim is unpacked to; by default that of the last set-up,
+            else one in $POLYARM_CACHE.
+        venv: A virtual environment for RLBench; made, for RLBench alone, if it does not exist.
+            By default that of the last set-up, else PyRep and RLBench go into the Python that
+            runs this.
+        pyrep: PyRep's source: a folder, an archive, or an address (git+https://…); by default a
+            fixed commit on GitHub. One that is there, wherever from, is kept.
         rlbench: RLBench's source, likewise.
         installer: What installs Python packages; "auto" takes pip if it is there, else uv.
-        force: Install CoppeliaSim, PyRep and RLBench even if they are there.
+        force: Install CoppeliaSim, PyRep and RLBench even if they are there. A CoppeliaSim of
+            your own is checked and kept.
         skip_system_packages: Neither look for system packages nor install them.
         skip_test: Do not run the test episode.
         check: Install nothing; verify everything. Exit code 1 if something is missing.
@@ -47,14 +53,23 @@ class SetupOptions:
     url: str = URL
     prefix: Path | None = None
     venv: Path | None = None
-    pyrep: str = PYREP
-    rlbench: str = RLBENCH
+    pyrep: str | None = None
+    rlbench: str | None = None
     installer: Installer = "auto"
     force: bool = False
     skip_system_packages: bool = False
     skip_test: bool = False
     check: bool = False
     dry_run: bool = False
+
+    def expanded(self) -> SetupOptions:
+        """The same with ``~`` replaced, which shells leave in ``--venv=~/rlbench``."""
+        return replace(
+            self,
+            archive=self.archive and self.archive.expanduser(),
+            prefix=self.prefix and self.prefix.expanduser(),
+            venv=self.venv and self.venv.expanduser(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Every step looks first whether it is done, so the same command again does only w
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from polyarm.suites.rlbench import (
     system_packages,
     trial,
 )
-from polyarm.suites.rlbench.environment import Environment, current, suite_folder
-from polyarm.suites.rlbench.options import VERSION, SetupOptions, Step
+from polyarm.suites.rlbench.environment import Environment, current, suite_folder, writable_twin
+from polyarm.suites.rlbench.options import PYREP, RLBENCH, VERSION, SetupOptions, Step
+from polyarm.suites.rlbench.private_root import make_twin
 
 SETUP = "polyarm setup rlbench"
 
@@ -41,6 +43,7 @@ def setup(options: SetupOptions, progress: Progress) -> list[Step]:
         raise InvalidCall(
             f"CoppeliaSim {VERSION} exists for x86_64 alone; this machine is {platform.machine()}"
         )
+    options = options.expanded()
     python_packages.check_sources(options)
     if options.dry_run:
         return plan(options)
@@ -52,19 +55,23 @@ def setup(options: SetupOptions, progress: Progress) -> list[Step]:
 
 def plan(options: SetupOptions) -> list[Step]:
     """What `setup` would do, with the exact commands; changes nothing."""
-    programs = system_packages.build_programs(options.pyrep, options.rlbench)
+    options = options.expanded()
+    programs = _build_programs(options)
     steps = [] if options.skip_system_packages else [system_packages.plan(programs)]
     root, step = install.plan(options)
+    steps.append(step)
+    if step.state == "missing":
+        return steps
+    root, twin = _buildable(root, options, dry=True)
     steps += [
-        step,
+        *twin,
         coppeliasim.plan_add_ons(root),
         coppeliasim.plan_old_release(root),
         *python_packages.plan(options, root),
         Step("environment", "planned", f"would write {suite_folder()}/env.sh and env.json"),
     ]
     if not options.skip_test:
-        environment = Environment(root, python_packages.interpreter_of(options))
-        python = trial.command(environment)[0]
+        python = python_packages.interpreter_of(options)
         text = f"would reset and step rlbench/reach_target once with {python}"
         steps.append(Step(trial.NAME, "planned", text))
     return steps
@@ -89,34 +96,56 @@ def requirements(*, deep: bool = False, progress: Progress | None = None) -> lis
     if environment is None:
         return [*needs, Requirement(f"CoppeliaSim {VERSION}, PyRep and RLBench", None, SETUP)]
     needs.append(_coppeliasim(environment.root, deep=deep, progress=progress))
-    why = python_packages.complaint(SetupOptions(pyrep="", rlbench=""), environment, deep=deep)
+    why = python_packages.complaint(SetupOptions(), environment, deep=deep)
     found = None if why else str(environment.interpreter)
     return [*needs, Requirement("PyRep and RLBench", found, f"{why}. {SETUP}")]
 
 
 def _install(options: SetupOptions, progress: Progress) -> list[Step]:
-    programs = system_packages.build_programs(options.pyrep, options.rlbench)
     skipped = options.skip_system_packages
+    programs = _build_programs(options)
     steps = [] if skipped else [system_packages.install(programs, progress)]
     try:
         root, step = install.install_coppeliasim(options, progress)
-        steps += [step, coppeliasim.disable_add_ons(root), coppeliasim.allow_old_release(root)]
+        root, twin = _buildable(root, options, dry=False)
+        steps += [step, *twin]
+        steps += [coppeliasim.disable_add_ons(root), coppeliasim.allow_old_release(root)]
         steps += python_packages.install(options, root, progress)
     except (InvalidCall, MissingExtra, StorageError) as error:
         # What was missing before may well be why.
         lacking = [str(step) for step in steps if step.state == "missing"]
         raise type(error)("\n".join([str(error), *lacking])) from error
-    environment = Environment(root, python_packages.interpreter_of(options))
+    venv = python_packages.venv_of(options)
+    environment = Environment(root, python_packages.interpreter_of(options), venv)
     steps += [_write(environment)]
     steps += _tried(environment, options, steps, progress)
     return steps
+
+
+def _build_programs(options: SetupOptions) -> tuple[str, ...]:
+    return system_packages.build_programs(options.pyrep or PYREP, options.rlbench or RLBENCH)
+
+
+def _buildable(root: Path, options: SetupOptions, *, dry: bool) -> tuple[Path, list[Step]]:
+    """Where PyRep can be built: there, or in a folder of ours with links to what is there."""
+    if not root.is_dir() or os.access(root, os.W_OK) or python_packages.is_built_against(root):
+        return root, []
+    twin, name = writable_twin(root), "PyRep's folder"
+    if twin.is_dir() and not options.force:
+        return twin, [Step(name, "there", f"{twin}, with links to {root}")]
+    why = f"with links to {root}, which cannot be written to"
+    if dry:
+        return twin, [Step(name, "planned", f"would make {twin}, {why}")]
+    make_twin(root)
+    return twin, [Step(name, "done", f"{twin}, {why}")]
 
 
 def _coppeliasim(root: Path, *, deep: bool, progress: Progress | None) -> Requirement:
     try:
         coppeliasim.check(root, deep=deep, progress=progress)
     except StorageError as error:
-        return Requirement(f"CoppeliaSim {VERSION}", None, f"{error} {SETUP}")
+        fix = str(error) if SETUP in str(error) else f"{error} {SETUP}"
+        return Requirement(f"CoppeliaSim {VERSION}", None, fix)
     return Requirement(f"CoppeliaSim {VERSION}", str(root), "")
 
 

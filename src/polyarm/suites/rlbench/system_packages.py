@@ -7,10 +7,10 @@ named and installed where apt knows them.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
 from polyarm.suites.cache import Progress
@@ -58,7 +58,34 @@ OPTIONAL = {
 }
 
 _THERE = f"{', '.join(PROGRAMS)} and {len(LIBRARIES)} libraries"
-_SBIN = "/usr/sbin:/sbin"
+LOAD_TIMEOUT_S = 30.0
+
+_LOADER = """
+import ctypes, sys
+for name in sys.argv[1:]:
+    print(name, end=" ", flush=True)
+    try:
+        ctypes.CDLL(name)
+        print("loads", flush=True)
+    except OSError as error:
+        print("fails:", str(error).replace("\\n", " "), flush=True)
+"""
+
+
+def unloadable(names: Sequence[str]) -> list[str]:
+    """Those of the libraries that the loader does not find, or that need one that it does not.
+
+    They are loaded in a child process, as a simulator would: LD_LIBRARY_PATH counts.
+    """
+    lacking, waiting = [], list(names)
+    while waiting:
+        lines = _loaded(waiting)
+        # One that takes its process down is the last that was named; the rest is tried anew.
+        tried = max(1, len(lines))
+        loads = {line.split()[0] for line in lines if line.endswith(" loads")}
+        lacking += [name for name in waiting[:tried] if name not in loads]
+        waiting = waiting[tried:]
+    return lacking
 
 
 def build_programs(*sources: str) -> tuple[str, ...]:
@@ -97,11 +124,12 @@ def plan(programs: Sequence[str]) -> Step:
     wanted = missing(*programs)
     if not wanted:
         return Step(NAME, "there", _THERE)
-    if (before := _apt()) is None:
+    if (before := _apt(dry=True)) is None:
         return Step(NAME, "missing", _by_hand(wanted))
     commands = [shlex.join([*before, "update"]), shlex.join([*before, *_install(wanted)])]
     optional = f"(and, where there are such packages, {' '.join(_lacking(OPTIONAL))})"
-    return Step(NAME, "planned", "\n".join(["would run", *commands, optional]))
+    asks = "" if os.geteuid() == 0 else ", if sudo asks for no password, else show,"
+    return Step(NAME, "planned", "\n".join([f"would run{asks}", *commands, optional]))
 
 
 def _by_hand(packages: list[str]) -> str:
@@ -112,15 +140,18 @@ def _by_hand(packages: list[str]) -> str:
     return f"give this, then the same command again: sudo apt-get update && sudo {install}"
 
 
-def _apt() -> list[str] | None:
-    """The beginning of a command that installs without a question; None if there is no such."""
+def _apt(*, dry: bool = False) -> list[str] | None:
+    """The beginning of a command that installs without a question; None if there is no such.
+
+    Dry: without asking sudo, which would leave a trace in the system's log.
+    """
     if (apt := shutil.which("apt-get")) is None:
         return None
     if os.geteuid() == 0:
         return ["env", "DEBIAN_FRONTEND=noninteractive", apt]
     if (sudo := shutil.which("sudo")) is None:
         return None
-    if _run([sudo, "-n", "true"], "", lambda *_: None):
+    if not dry and _run([sudo, "-n", "true"], "", lambda *_: None):
         return None  # it asks for a password
     return [sudo, "-n", "env", "DEBIAN_FRONTEND=noninteractive", apt]
 
@@ -159,16 +190,26 @@ def _run(command: list[str], doing: str, progress: Progress) -> str:
 
 
 def _lacking(wanted: Mapping[str, str]) -> list[str]:
-    """Packages whose program or library is neither on the path nor known to the loader."""
-    known = _loadable()
-    found = {name for name in wanted if name in known or shutil.which(name) is not None}
-    return [package for name, package in wanted.items() if name not in found]
+    """Packages whose program is not on the path, or whose library cannot be loaded."""
+    libraries = [name for name in wanted if ".so" in name]
+    programs = [name for name in wanted if name not in libraries and shutil.which(name) is None]
+    lacking = {*programs, *unloadable(libraries)}
+    return [package for name, package in wanted.items() if name in lacking]
 
 
-def _loadable() -> set[str]:
-    """Names of the libraries that the system's loader knows for this kind of machine."""
-    path = f"{os.environ.get('PATH', '')}:{_SBIN}"
-    if (ldconfig := shutil.which("ldconfig", path=path)) is None:
-        return set()
-    run = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, timeout=60, check=False)
-    return set(re.findall(r"^\s*(\S+) \([^)]*x86-64[^)]*\) =>", run.stdout, re.MULTILINE))
+def _loaded(names: Sequence[str]) -> list[str]:
+    """What a child says of these libraries: a line for each, as long as it lives."""
+    command = [sys.executable, "-I", "-S", "-c", _LOADER, *names]
+    try:
+        run = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=LOAD_TIMEOUT_S,
+            check=False,
+        )
+        said = run.stdout
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+    return said.decode(errors="replace").splitlines()

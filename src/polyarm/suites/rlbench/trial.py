@@ -11,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from polyarm import signatures
+from polyarm import __version__, signatures
 from polyarm.suites.cache import Progress, write_whole
 from polyarm.suites.rlbench.environment import Environment, suite_folder
 from polyarm.suites.rlbench.options import Step
+from polyarm.suites.rlbench.python_packages import inspect
 
 NAME = "test episode"
 TIMEOUT_S = 300.0
@@ -114,9 +115,10 @@ def _advice(output: str) -> str:
 
 
 def _fingerprint(environment: Environment) -> str:
-    """Changes when something that was tested is installed anew."""
+    """Changes when something that was tested is installed anew, by whomever."""
     manifest = environment.root / "polyarm.json"
-    parts = [str(environment), sys.executable]
+    facts = inspect(environment.interpreter)
+    parts = [str(environment), sys.executable, __version__, str(facts)]
     parts += [manifest.read_text()] if manifest.is_file() else []
     constraints = suite_folder() / "constraints.txt"
     parts += [str(constraints.stat().st_mtime_ns)] if constraints.is_file() else []
