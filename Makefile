@@ -24,12 +24,14 @@ help: ## list the commands
 setup: $(STAMP) libero ## make .venv with everything (again only when the dependencies change)
 
 # torch goes in first and alone, so that the build for this machine is taken as it is
-# and nothing that depends on it picks another.
+# and nothing that depends on it picks another. openpi's client, which the tests talk to, asks for
+# NumPy below 2 and for dm-tree; what is used of it needs neither.
 $(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
 	scripts/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,bench,dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,serve,bench,dev]'
+	$(BIN)/pip install --quiet --no-deps openpi-client==0.1.2
 	touch $@
 
 # Meta-World does without it. A second time it takes a moment and only verifies.
@@ -61,6 +63,7 @@ bench: setup ## run every benchmark against its peers
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/libero.py
 	$(BIN)/python benchmarks/rlbench_double.py
+	$(BIN)/python benchmarks/dropin.py
 
 soak: setup ## ten minutes of random kills; nothing may grow
 	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         StorageError,
         UnknownName,
         UnsupportedSpace,
+        WireError,
         WorkerDied,
         WorkerError,
     )
@@ -98,6 +99,7 @@ __all__ = [
     "UnknownName",
     "UnsupportedSpace",
     "VectorEnv",
+    "WireError",
     "WorkerDied",
     "WorkerError",
     "__version__",

@@ -13,6 +13,7 @@
     ├── DisplayError (RuntimeError)       no way to render, or not the way that was asked for
     ├── HostLimit (MemoryError)           the machine cannot hold what was asked for
     ├── PolicyError (RuntimeError)        a policy raised, hung, or returned what no env can use
+    ├── WireError (ValueError)            bytes that are no message between policy and client
     ├── RunConflict (RuntimeError)        an output folder holds, or is used by, another run
     ├── StorageError (OSError)            results could not be written; what was written is intact
     └── WorkerError (RuntimeError)        something went wrong outside the trainer
@@ -108,6 +109,10 @@ class PolicyError(PolyarmError, RuntimeError):
     def __init__(self, message: str, *, row: int | None = None) -> None:
         super().__init__(message)
         self.row = row
+
+
+class WireError(PolyarmError, ValueError):
+    """Bytes that are no message of the wire protocol, or a message that cannot be sent."""
 
 
 class RunConflict(PolyarmError, RuntimeError):

@@ -48,6 +48,7 @@ PUBLIC = {
     "UnknownName",
     "UnsupportedSpace",
     "VectorEnv",
+    "WireError",
     "WorkerDied",
     "WorkerError",
     "__version__",

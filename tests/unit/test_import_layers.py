@@ -26,6 +26,7 @@ ALLOWED = {
     "training": TOP | {"distributed"},
     "bench": TOP | {"distributed"},
     "compat": TOP,
+    "serving": {"policies", "rollout"},
     "testing": {"registry", "vector"},
     # It reads RLBench's folder with the functions that set it up; nobody but cli imports it.
     "doctor": {"registry", "display", "vector", "suites"},

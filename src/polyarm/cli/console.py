@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.table import Table
 
 _FILE_WIDTH = 160
@@ -29,3 +31,20 @@ def table(*headings: str, title: str | None = None) -> Table:
     for heading in headings:
         made.add_column(heading, overflow="fold")
     return made
+
+
+def log_to(errors: Console) -> None:
+    """Messages go through the console, so that they do not break the live display."""
+    log = logging.getLogger("polyarm")
+    if not log.handlers:
+        handler = RichHandler(console=errors, show_path=False, show_time=False, markup=False)
+        handler.setFormatter(_FirstLine())
+        log.addHandler(handler)
+        log.propagate = False
+
+
+class _FirstLine(logging.Formatter):
+    """The first line of a message; stacks are in the journal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).partition("\n")[0]

@@ -7,7 +7,6 @@ message; 3 stopped before all was done, the same command goes on; 130 interrupte
 from __future__ import annotations
 
 import glob
-import logging
 import math
 import shlex
 import signal
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING
 
 import tyro
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 
 from polyarm.cli import console
@@ -88,7 +86,7 @@ def run(
     from polyarm.rollout.evaluator import Evaluator
 
     errors = console.console(stderr=True)
-    _log_to(errors)
+    console.log_to(errors)
     if options.report_to is not None:
         from polyarm.report.sinks import require_sink
 
@@ -210,23 +208,6 @@ def _signals_stop(stop: Callable[[], None]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _log_to(errors: Console) -> None:
-    """Messages go through the console, so that they do not break the live display."""
-    log = logging.getLogger("polyarm")
-    if not log.handlers:
-        handler = RichHandler(console=errors, show_path=False, show_time=False, markup=False)
-        handler.setFormatter(_FirstLine())
-        log.addHandler(handler)
-        log.propagate = False
-
-
-class _FirstLine(logging.Formatter):
-    """The first line of a message; stacks are in the journal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).partition("\n")[0]
 
 
 def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Console) -> int:

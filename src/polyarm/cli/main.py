@@ -26,6 +26,7 @@ from polyarm.cli.doctor import DoctorOptions
 from polyarm.cli.evaluate import EvalCommand
 from polyarm.cli.exits import FAILED, INTERRUPTED, NOBODY_READS
 from polyarm.cli.report import ReportOptions
+from polyarm.cli.serve import ServeCommand
 from polyarm.cli.setup import SetupOptions
 from polyarm.errors import PolyarmError
 from polyarm.training.options import TrainOptions
@@ -45,6 +46,7 @@ examples:
   polyarm setup rlbench         CoppeliaSim, PyRep and RLBench, step by step
   polyarm bench --task metaworld/reach-v3 --num-envs 8 --cameras corner2
   polyarm bench --help          all options of the benchmark
+  polyarm serve --policy my_policy:load@last.pt --task libero/libero_10    for openpi's clients
   polyarm train --task rlbench/reach_target    from envs to gradients, to check the pipeline
   polyarm --version
 
@@ -122,6 +124,20 @@ examples:
 Videos, results and a report go to runs/debug, whose last ones are overwritten.
 
 {_OLD_FLAGS}"""
+
+_SERVE = "Serve a policy over openpi's websocket protocol: many clients, one decision for all."
+
+_SERVE_EXAMPLES = """
+
+examples:
+  polyarm serve --policy my_policy:load@checkpoints/last.pt --task libero/libero_10
+  polyarm serve --policy my_policy:Reach --task metaworld/mt10 --mapping plain --port 8001
+  POLYARM_API_KEY=… polyarm serve --policy my_policy:load@last.pt --action-size 7 --host 0.0.0.0
+  polyarm eval --policy openpi:ws://127.0.0.1:8000 --task libero/libero_10 --cameras agentview wrist
+
+One server per GPU: CUDA_VISIBLE_DEVICES=0 polyarm serve … --port 8000, and so on; clients of
+polyarm share their episodes among openpi:ws://host:8000,ws://host:8001. SIGTERM and Ctrl-C answer
+what was asked, and then close. docs/serving.md has both sides."""
 
 _SUITES = "List suites, how many tasks they hold and what each needs here; or one suite's tasks."
 
@@ -209,6 +225,7 @@ _OVERVIEW: Any = (
     | Annotated[CompareOptions, tyro.conf.subcommand("compare", description=_COMPARE)]
     | Annotated[DebugOptions, tyro.conf.subcommand("debug", description=_DEBUG)]
     | Annotated[BenchOptions, tyro.conf.subcommand("bench", description=_BENCH)]
+    | Annotated[ServeCommand, tyro.conf.subcommand("serve", description=_SERVE)]
     | Annotated[TrainOptions, tyro.conf.subcommand("train", description=_TRAIN)]
     | Annotated[SuitesOptions, tyro.conf.subcommand("suites", description=_SUITES)]
     | Annotated[SetupOptions, tyro.conf.subcommand("setup", description=_SETUP)]
@@ -271,6 +288,18 @@ def _run(arguments: Sequence[str]) -> int:
             from polyarm.cli import train
 
             return train.run(training)
+        case words:
+            return _run_beside(words)
+
+
+def _run_beside(arguments: Sequence[str]) -> int:
+    """Commands that play no episodes themselves."""
+    match arguments:
+        case ["serve", *rest]:
+            serving = _parse(ServeCommand, "polyarm serve", _SERVE + _SERVE_EXAMPLES, rest)
+            from polyarm.cli import serve
+
+            return serve.run(serving)
         case ["doctor", *rest]:
             from polyarm.cli import doctor
 

@@ -5,6 +5,7 @@
 - ``<module>:<name>``: an object, class or function of your own.
 - ``<module>:<name>@<path>``: the same, called with a checkpoint's path.
 - ``<path>.pt``: a TorchScript module.
+- ``openpi:ws://<host>:<port>[,ws://…][@<mapping>]``: a policy behind servers of openpi's kind.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ from polyarm.policies.basic import (
 )
 from polyarm.policies.fingerprints import source_file_digest
 
-_NAMES = ("expert", "random", "replay:<path>", "zero", "<module>:<name>", "<path>.pt")
+_NAMES = (
+    *("expert", "openpi:ws://<host>:<port>", "random", "replay:<path>", "zero"),
+    *("<module>:<name>", "<path>.pt"),
+)
 _REPLAY = "replay:"
+_REMOTE = "openpi:"
 
 
 def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Policy:
@@ -70,6 +75,10 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
         return built_in[name]()
     if name.startswith(_REPLAY) and name != _REPLAY:
         return ReplayPolicy(name.removeprefix(_REPLAY), chunk)
+    if name.startswith(_REMOTE):
+        from polyarm.policies.websocket import openpi_policy
+
+        return openpi_policy(name.removeprefix(_REMOTE))
     if ":" not in name and name.endswith(".pt"):
         from polyarm.policies.torch import load_torchscript
 
@@ -118,10 +127,18 @@ def checkpoint_path(name: str) -> Path | None:
     return Path(path) if path and prefix != _REPLAY and Path(path).exists() else None
 
 
+def identity(name: str) -> str:
+    """A policy's name as far as it tells what is evaluated: a server may move to another address.
+
+    What is served says its fingerprint.
+    """
+    return _REMOTE.rstrip(":") if name.startswith(_REMOTE) else name
+
+
 def source_digest(name: str) -> str:
     """A digest of the module that ``<module>:<name>`` names; "" for other policies."""
     module, colon, _ = name.partition("@")[0].partition(":")
-    if not colon or name.startswith(_REPLAY):
+    if not colon or name.startswith((_REPLAY, _REMOTE)):
         return ""
     return source_file_digest(_module(module).__name__)
 
@@ -130,6 +147,8 @@ def _split(name: str) -> tuple[str, str]:
     """What comes before the path in a policy's name, and the path or ""."""
     if name.startswith(_REPLAY):
         return _REPLAY, name.removeprefix(_REPLAY)
+    if name.startswith(_REMOTE):
+        return name, ""
     if ":" not in name.partition("@")[0]:
         return "", name if name.endswith(".pt") else ""
     location, at, path = name.partition("@")

@@ -19,7 +19,14 @@ from polyarm import registry
 from polyarm.contracts import EpisodeKey, EpisodeResult, Policy
 from polyarm.errors import InvalidCall
 from polyarm.policies.fingerprints import files_digest, policy_fingerprint
-from polyarm.policies.loading import as_policy, checkpoint_path, load_policy, source_digest
+from polyarm.policies.loading import (
+    as_policy,
+    checkpoint_path,
+    identity,
+    load_policy,
+    source_digest,
+)
+from polyarm.policies.websocket import OpenPIPolicy
 from polyarm.recording.filenames import episode_file, safe_name, stale_parts
 from polyarm.recording.trajectory import save_trajectory
 from polyarm.report.encoding import plain
@@ -134,7 +141,7 @@ class Evaluator:
         """
         began = time.perf_counter()
         stop_after = seconds(self._options.stop_after)
-        self._loaded.clear()  # a checkpoint may have changed since
+        self._unload()  # a checkpoint may have changed since
         planned = {(label, key) for label in policies for key in self.planned}
         made = 0
         try:
@@ -177,7 +184,8 @@ class Evaluator:
         )
 
     def close(self) -> None:
-        """Close all envs."""
+        """Close all envs, and the connections of policies that run elsewhere."""
+        self._unload()
         self._envs.close()
 
     def __enter__(self) -> Evaluator:
@@ -211,7 +219,7 @@ class Evaluator:
         self._wall["startup"] += time.perf_counter() - began
         acting = self._acting(policy, env.single_action_space)
         schedule = Schedule(missing, max_attempts=self._options.max_attempts)
-        self._runner = runner = Runner(env, acting, schedule, self._runner_options(label))
+        self._runner = runner = Runner(env, acting, schedule, self._runner_options(label, acting))
         runner.stopping = self._stopping
         for episode in runner.episodes():
             yield self._result(label, episode) if episode is not None else None
@@ -252,10 +260,12 @@ class Evaluator:
             journal.append(result)
         self.finished[result.policy, result.key] = result
 
-    def _runner_options(self, label: str) -> RunnerOptions:
-        options = self._options
-        # Predictions overlap, and can be averaged, only if the policy is asked at every step.
-        execute = 1 if options.execute is None and options.ensemble is not None else options.execute
+    def _runner_options(self, label: str, policy: Policy) -> RunnerOptions:
+        options, execute = self._options, self._options.execute
+        if execute is None:
+            # Predictions overlap, and can be averaged, only if the policy is asked at every step.
+            own = getattr(policy, "execute", None)
+            execute = 1 if options.ensemble is not None else own if isinstance(own, int) else None
         return RunnerOptions(
             episode=EpisodeOptions(execute, options.ensemble, options.save_trajectories),
             max_batch=options.max_batch,
@@ -295,8 +305,16 @@ class Evaluator:
             return as_policy(policy)
         if (known := self._loaded.get(policy)) is None or known[0] != space:
             loaded = load_policy(policy, space, chunk=self._options.chunk)
+            self._unload()
             self._loaded = {policy: (space, loaded)}
         return self._loaded[policy][1]
+
+    def _unload(self) -> None:
+        """Forget policies that were loaded by their names."""
+        for _, policy in self._loaded.values():
+            if isinstance(policy, OpenPIPolicy):
+                policy.close()
+        self._loaded.clear()
 
     def _space(self) -> gymnasium.Space[Any] | None:
         """The action space, if it is known without building an env."""
@@ -316,10 +334,14 @@ class Evaluator:
         """What tells a policy from others; checkpoints by their bytes, without loading them."""
         if not isinstance(policy, str):
             return policy_fingerprint(as_policy(policy))
-        about: dict[str, Any] = {"name": policy, "source": source_digest(policy)}
+        named = identity(policy)
+        about: dict[str, Any] = {"name": named, "source": source_digest(policy)}
         if (path := checkpoint_path(policy)) is not None:
             about["checkpoint"] = files_digest(path)
-        elif (space := self._space()) is not None:
+        # One that runs elsewhere is known by what its server says, whatever the space.
+        elif (
+            space := self._space() or (None if named == policy else gymnasium.Space())
+        ) is not None:
             about["policy"] = policy_fingerprint(self._acting(policy, space))
         return about
 

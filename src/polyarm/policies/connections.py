@@ -1,0 +1,303 @@
+"""Connections to policy servers, kept by a thread of their own.
+
+A server of openpi's kind answers one request per connection at a time, so there is a `Lane` for
+every episode that runs: one connection, made when it is first needed and again when it breaks. The
+thread goes on answering pings while nobody asks anything. Nothing waits without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from polyarm.errors import PolicyError, WireError
+from polyarm.policies import wire
+
+log = logging.getLogger("polyarm")
+
+T = TypeVar("T")
+
+_KNOCK_EVERY_S = 0.25
+_TELL_EVERY_S = 5.0
+_CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long is waited for what, and how often something is tried.
+
+    Attributes:
+        start_s: For a server to answer at all; it may still be loading its model.
+        open_s: For a connection that a server which answers is asked for, and for its greeting.
+        reply_s: For the answer to one request, new connections included.
+        sends: How often a request is sent, if connections break.
+        max_nbytes: Size of a reply at most.
+    """
+
+    start_s: float = 300.0
+    open_s: float = 20.0
+    reply_s: float = 300.0
+    sends: int = 3
+    max_nbytes: int = 4 * wire.MAX_NBYTES
+
+
+class LoopThread:
+    """An event loop in a daemon thread, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Begin some work."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="polyarm-wire", daemon=True
+            )
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        """End the thread; what is under way is dropped."""
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_CLOSE_S)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_CLOSE_S)
+            if not thread.is_alive():
+                loop.close()
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A policy server.
+
+    Attributes:
+        address: ``ws://host:port`` or ``wss://…``.
+        api_key: Sent with every connection, if there is one.
+        patience: How long to wait.
+        metadata: What it said when it was first connected to; None before that.
+        episodes: Episodes that are pinned to it.
+        idle: Lanes that no episode uses.
+    """
+
+    address: str
+    api_key: str
+    patience: Patience
+    metadata: Mapping[str, Any] | None = None
+    episodes: int = 0
+    idle: list[Lane] = field(default_factory=list)
+
+    async def connect(self) -> Any:
+        """A new connection, its greeting read.
+
+        Raises:
+            PolicyError: The server does not answer in time, refuses us, or is something else.
+        """
+        await self._wait_until_it_answers()
+        client, exceptions = wire.library("websockets.asyncio.client"), _exceptions()
+        headers = {"Authorization": f"Api-Key {self.api_key}"} if self.api_key else None
+        try:
+            async with asyncio.timeout(self.patience.open_s):
+                connection = await client.connect(
+                    self.address,
+                    compression=None,
+                    max_size=self.patience.max_nbytes,
+                    additional_headers=headers,
+                    open_timeout=None,
+                    ping_interval=None,  # a server that thinks answers no ping, and may think long
+                    close_timeout=_CLOSE_S,
+                    proxy=None,
+                )
+                try:
+                    self.metadata = self._read_greeting(await connection.recv())
+                except BaseException:
+                    connection.transport.abort()
+                    raise
+        except TimeoutError:
+            raise PolicyError(
+                f"{self.address} has not greeted us within {self.patience.open_s:g} s"
+            ) from None
+        except exceptions.InvalidStatus as error:
+            raise PolicyError(self._refusal(error.response)) from error
+        except (exceptions.WebSocketException, OSError) as error:
+            raise _Broken(f"{self.address}: {_said(error)}") from error
+        return connection
+
+    def _read_greeting(self, greeting: str | bytes) -> Mapping[str, Any]:
+        if isinstance(greeting, str):
+            raise PolicyError(f"{self.address} answered with an error:\n{greeting.strip()}")
+        try:
+            metadata = wire.unpack(greeting, self.patience.max_nbytes)
+        except WireError as error:
+            raise PolicyError(f"{self.address} is no policy server: it sent {error}") from error
+        if not isinstance(metadata, Mapping):
+            raise PolicyError(f"{self.address} is no policy server: its metadata are {metadata!r}")
+        return metadata
+
+    def _refusal(self, response: Any) -> str:
+        if response.status_code in (401, 403):
+            known = "the API key we sent" if self.api_key else "us without an API key"
+            return f"{self.address} refuses {known}: set POLYARM_API_KEY to the server's key"
+        body = bytes(response.body or b"").decode(errors="replace").strip()[:200]
+        return f"{self.address} is no policy server: HTTP {response.status_code} {body}"
+
+    async def _wait_until_it_answers(self) -> None:
+        """Knock at ``/healthz`` until somebody answers, and say how long it takes."""
+        began = told = time.monotonic()
+        while True:
+            reason = await self._knock()
+            now = time.monotonic()
+            if not reason:
+                return
+            if now - began >= self.patience.start_s:
+                raise PolicyError(
+                    f"no policy server at {self.address} after {now - began:.0f} s: {reason}"
+                )
+            if now - told >= _TELL_EVERY_S:
+                told = now
+                log.warning(
+                    "waiting for %s, %.0f s of %.0f: %s",
+                    self.address,
+                    now - began,
+                    self.patience.start_s,
+                    reason,
+                )
+            await asyncio.sleep(min(_KNOCK_EVERY_S, self.patience.start_s))
+
+    async def _knock(self) -> str:
+        """Why the server is not ready, or "" if it is; one without ``/healthz`` is, too."""
+        parts = urlsplit(self.address)
+        port = parts.port or (443 if parts.scheme == "wss" else 80)
+        writer = None
+        try:
+            async with asyncio.timeout(min(self.patience.open_s, 5.0)):
+                reader, writer = await asyncio.open_connection(
+                    parts.hostname, port, ssl=parts.scheme == "wss"
+                )
+                asked = (
+                    f"GET /healthz HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+                )
+                writer.write(asked.encode())
+                status = (await reader.readline()).split(None, 2)
+        except (OSError, TimeoutError, ValueError) as error:
+            return _said(error)
+        finally:
+            if writer is not None:
+                writer.close()
+        if len(status) < 2 or not status[0].startswith(b"HTTP/"):
+            return "what answers there does not speak HTTP"
+        return "HTTP 503 at /healthz" if status[1] == b"503" else ""
+
+
+class Lane:
+    """One connection to a server, for one episode at a time.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._connection: Any = None
+
+    async def open(self) -> None:
+        """Connect, unless that is done.
+
+        Raises:
+            PolicyError: See `Server.connect`; here a connection that breaks at once is an error.
+        """
+        try:
+            if self._connection is None:
+                self._connection = await self.server.connect()
+        except _Broken as error:
+            raise PolicyError(str(error)) from error
+
+    async def ask(self, request: bytes, *, resend: bool) -> bytes:
+        """Send a request and wait for its answer.
+
+        Args:
+            request: The message.
+            resend: Whether another connection may be tried if this one breaks: not if the server
+                remembers what went before on it.
+
+        Raises:
+            PolicyError: No answer came, or it was an error of the server.
+        """
+        patience = self.server.patience
+        try:
+            async with asyncio.timeout(patience.reply_s):
+                return await self._ask(request, patience.sends if resend else 1)
+        except TimeoutError:
+            raise PolicyError(
+                f"{self.server.address} has not answered within {patience.reply_s:g} s"
+            ) from None
+
+    async def _ask(self, request: bytes, sends: int) -> bytes:
+        exceptions, reason = _exceptions(), ""
+        for _ in range(sends):
+            try:
+                if self._connection is None:
+                    self._connection = await self.server.connect()
+                await self._connection.send(request)
+                reply: str | bytes = await self._connection.recv()
+            except (exceptions.ConnectionClosed, _Broken) as error:
+                reason = _said(error)
+                self.drop()
+                log.warning("%s: the connection broke (%s)", self.server.address, reason)
+            except BaseException:
+                self.drop()  # the answer may still come, and would be taken for the next one
+                raise
+            else:
+                if isinstance(reply, bytes):
+                    return reply
+                self.drop()
+                raise PolicyError(
+                    f"{self.server.address} answered with an error:\n{reply.strip()}\n"
+                )
+        raise PolicyError(
+            f"the connection to {self.server.address} broke {sends} times in one request: {reason}"
+            if sends > 1
+            else f"the connection to {self.server.address} broke in the middle of an episode, and"
+            f" what the server remembers of it is lost: {reason}"
+        )
+
+    def drop(self) -> None:
+        """Forget the connection, without a word to the server."""
+        if self._connection is not None:
+            self._connection.transport.abort()
+            self._connection = None
+
+    async def close(self) -> None:
+        """Take leave of the server."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+
+class _Broken(Exception):
+    """A connection that broke before it could be used; worth another try."""
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _exceptions() -> Any:
+    return wire.library("websockets.exceptions")
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

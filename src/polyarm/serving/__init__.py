@@ -1,0 +1,1 @@
+"""Policies for others to use: a batching server of openpi's websocket protocol."""

@@ -1,0 +1,312 @@
+"""A server of openpi's websocket protocol that asks its policy about many clients at once.
+
+A client is greeted with a frame of metadata, and then answered request by request. What goes wrong
+with a request is answered with a text frame, the traceback, and its connection is closed; the
+server goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import http
+import ipaddress
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+
+from polyarm import __version__
+from polyarm.contracts import Policy
+from polyarm.errors import InvalidCall, PolicyError, PolyarmError, StorageError, WireError
+from polyarm.policies import wire
+from polyarm.policies.fingerprints import policy_fingerprint
+from polyarm.policies.mapping import ObservationMapping, digest, load_mapping
+from polyarm.serving.batching import Batcher, Decision, ServedEpisode
+from polyarm.serving.episodes import Episodes
+from polyarm.serving.options import ServeOptions
+
+log = logging.getLogger("polyarm")
+
+_INTERNAL_ERROR, _GOING_AWAY = 1011, 1001
+_START_S = 30.0
+
+
+class PolicyServer:
+    """Serves a policy.
+
+    Args:
+        policy: What decides.
+        space: Action space of a single env.
+        options: Where and how.
+        api_key: What clients must send; "" lets everybody in.
+        fingerprint: What is served, for the results of clients; by default the policy's.
+
+    Attributes:
+        port: Where it listens, once it does.
+
+    Raises:
+        InvalidCall: The policy cannot be served, or the mapping has no way back.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        space: gymnasium.Space[Any],
+        options: ServeOptions,
+        *,
+        api_key: str = "",
+        fingerprint: Any = None,
+    ) -> None:
+        if getattr(policy, "expert_steps", 0):
+            raise InvalidCall("an expert acts inside its env and cannot be served")
+        mapping = load_mapping(options.mapping)
+        if mapping.function is not None:
+            raise InvalidCall(f"{options.mapping} only makes requests; serving needs a table")
+        self._options = options
+        self._api_key = api_key
+        self._mapping = mapping
+        self._batcher = Batcher(policy, space, options, lambda: self._clients)
+        self._episodes = Episodes(self._batcher)
+        self._metadata = wire.pack({"polyarm": _about(policy, mapping, fingerprint)})
+        self._connections: dict[Any, bool] = {}
+        self._draining = False
+        self.port = options.port
+
+    @property
+    def address(self) -> str:
+        """Where clients find it, as far as it knows."""
+        host = self._options.host
+        host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        return f"ws://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def metrics(self) -> str:
+        """What ``/metrics`` says."""
+        return self._batcher.metrics.text()
+
+    @property
+    def _clients(self) -> int:
+        return len(self._connections)
+
+    async def run(self, stop: asyncio.Event, started: asyncio.Event | None = None) -> None:
+        """Serve until ``stop`` is set, then answer what is under way and leave.
+
+        Args:
+            stop: Ends it.
+            started: Set as soon as clients can connect.
+
+        Raises:
+            StorageError: The port cannot be had.
+        """
+        websockets = wire.library("websockets.asyncio.server")
+        batching = asyncio.create_task(self._batcher.run())
+        try:
+            try:
+                server = await websockets.serve(
+                    self._greet,
+                    self._options.host,
+                    self.port,
+                    compression=None,
+                    max_size=self._options.max_message_mib * 2**20,
+                    max_queue=2,  # frames read ahead per client, who sends one at a time
+                    origins=[None],  # browsers name the page they come from; no page may
+                    process_request=self._admit,
+                    ping_timeout=60,
+                )
+            except OSError as error:
+                where = f"{self._options.host}:{self.port}"
+                raise StorageError(f"cannot listen at {where}: {error}") from error
+            self.port = server.sockets[0].getsockname()[1]
+            if started is not None:
+                started.set()
+            await stop.wait()
+            await self._drain(server)
+        finally:
+            batching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await batching
+
+    async def _drain(self, server: Any) -> None:
+        self._draining = True
+        server.close(close_connections=False)
+        deadline = time.monotonic() + self._options.grace_s
+        while any(self._connections.values()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        leaving = [connection.close(_GOING_AWAY) for connection in list(self._connections)]
+        await asyncio.gather(*leaving, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5.0):  # a policy that hangs keeps its clients' handlers
+                await server.wait_closed()
+
+    # Connections.
+
+    def _admit(self, connection: Any, request: Any) -> Any:
+        """Answer plain HTTP; None goes on to the websocket."""
+        if request.path == "/healthz":
+            if self._draining:
+                return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        if not self._is_known(request.headers):
+            self._batcher.metrics.refused += 1
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing API key\n")
+        if request.path == "/metrics":
+            return connection.respond(http.HTTPStatus.OK, self.metrics)
+        if self._clients >= self._options.max_clients:
+            self._batcher.metrics.refused += 1
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
+        return None
+
+    def _is_known(self, headers: Any) -> bool:
+        if not self._api_key:
+            return True
+        given = ", ".join(headers.get_all("Authorization"))
+        # In a time that does not tell how much of it is right.
+        return hmac.compare_digest(
+            given.encode(errors="replace"), f"Api-Key {self._api_key}".encode(errors="replace")
+        )
+
+    async def _greet(self, connection: Any) -> None:
+        closed = wire.library("websockets.exceptions").ConnectionClosed
+        self._connections[connection] = False
+        client = _Client()
+        try:
+            await connection.send(self._metadata)
+            async for message in connection:
+                self._connections[connection] = True
+                answer = await self._answer(client, message)
+                await connection.send(answer)
+                self._connections[connection] = False
+                if isinstance(answer, str):
+                    await connection.close(_INTERNAL_ERROR, "the traceback is in the last frame")
+                    break
+                if self._draining:
+                    break
+        except closed:
+            log.debug("a client left in the middle")
+        finally:
+            del self._connections[connection]
+            if client.episode is not None:
+                await self._leave(client.episode)
+
+    async def _leave(self, episode: ServedEpisode) -> None:
+        try:
+            await self._episodes.end(episode)
+        except PolicyError as error:
+            log.warning("%s", error)
+
+    async def _answer(self, client: _Client, message: str | bytes) -> str | bytes:
+        """The frame that answers a frame; text if something went wrong."""
+        began, metrics = time.perf_counter(), self._batcher.metrics
+        try:
+            return wire.pack(await self._decide(client, message))
+        except Exception as error:
+            metrics.errors += 1
+            if not isinstance(error, PolyarmError):
+                log.exception("a request failed")
+            return "".join(traceback.format_exception(error))
+        finally:
+            client.seconds = time.perf_counter() - began
+            metrics.requests += 1
+            metrics.latency_s.add(client.seconds)
+
+    async def _decide(self, client: _Client, message: str | bytes) -> dict[str, Any]:
+        if isinstance(message, str):
+            raise WireError("a text frame; requests are binary")
+        request = wire.unpack(message, self._options.max_message_mib * 2**20)
+        if not isinstance(request, Mapping):
+            raise WireError(f"a {type(request).__qualname__}; a request is a map of observations")
+        obs, instruction = self._mapping.observation(request)
+        client.episode = episode = await self._episodes.next(client.episode, request)
+        decision = await self._batcher.decide(episode, obs, instruction)
+        episode.steps += 1
+        return _reply(decision, client.seconds)
+
+
+class _Client:
+    """What is known of a connection: its episode, and how long its last answer took."""
+
+    def __init__(self) -> None:
+        self.episode: ServedEpisode | None = None
+        self.seconds: float | None = None
+
+
+@contextmanager
+def serving(
+    policy: Policy, space: gymnasium.Space[Any], options: ServeOptions, *, api_key: str = ""
+) -> Iterator[PolicyServer]:
+    """A server in a thread of its own, for the time of a ``with`` block.
+
+    Raises:
+        StorageError: The port cannot be had.
+    """
+    server = PolicyServer(policy, space, options, api_key=api_key)
+    loop, stop, started = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+    failures: list[BaseException] = []
+
+    async def run() -> None:
+        ready = asyncio.Event()
+        task = asyncio.create_task(server.run(stop, ready))
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        started.set()
+        await task
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(run())
+        except Exception as error:  # noqa: BLE001  raised where the block begins
+            failures.append(error)
+        finally:
+            started.set()
+            loop.close()
+
+    thread = threading.Thread(target=work, name="polyarm-serve", daemon=True)
+    thread.start()
+    started.wait(_START_S)
+    if failures:
+        raise failures[0]
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(options.grace_s + 10)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _about(policy: Policy, mapping: ObservationMapping, fingerprint: Any) -> dict[str, Any]:
+    what = policy_fingerprint(policy) if fingerprint is None else fingerprint
+    return {
+        "version": __version__,
+        "fingerprint": digest({"policy": what}),
+        "mapping": mapping.table,
+        "row_independent": bool(getattr(policy, "row_independent", False)),
+        "needs_frames": bool(getattr(policy, "needs_frames", True)),
+    }
+
+
+def _reply(decision: Decision, before_s: float | None) -> dict[str, Any]:
+    timing = {"infer_ms": decision.seconds * 1e3}
+    if before_s is not None:
+        timing["prev_total_ms"] = before_s * 1e3
+    reply: dict[str, Any] = {"actions": decision.actions, "server_timing": timing}
+    if decision.extras:
+        reply["extras"] = dict(decision.extras)
+    return reply
