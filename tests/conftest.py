@@ -51,6 +51,7 @@ KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkser
 TOGETHER = re.compile(r"(?<=integration/test_libero_)(engine|exact|frames|protocols)\.py")
 
 DOUBLE = Path(__file__).parent / "rlbench_double"
+sys.path.append(str(Path(__file__).parent))  # for openpi_double
 
 _strangers: set[tuple[int, bytes]] = set()
 _failed = pytest.StashKey[bool]()

@@ -101,10 +101,12 @@ def unpack(data: bytes, max_nbytes: int = MAX_NBYTES) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        _checked(value.dtype.str)
+        dtype = _checked(value.dtype.str)
+        # Numbers that lie in a row are taken from where they are; msgpack copies them anyway.
+        in_place = dtype.kind in "biuf" and value.flags.c_contiguous and value.nbytes
         return {
             b"__ndarray__": True,
-            b"data": value.data if value.flags.c_contiguous and value.nbytes else value.tobytes(),
+            b"data": value.data if in_place else value.tobytes(),
             b"dtype": value.dtype.str,
             b"shape": value.shape,
         }

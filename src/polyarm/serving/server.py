@@ -35,7 +35,7 @@ from polyarm.serving.options import ServeOptions
 log = logging.getLogger("polyarm")
 
 _INTERNAL_ERROR, _GOING_AWAY = 1011, 1001
-_START_S = 30.0
+_START_S, _LEAVE_S = 30.0, 2.0
 
 
 class PolicyServer:
@@ -76,7 +76,7 @@ class PolicyServer:
         self._episodes = Episodes(self._batcher)
         self._metadata = wire.pack({"polyarm": _about(policy, mapping, fingerprint)})
         self._connections: dict[Any, bool] = {}
-        self._draining = False
+        self._draining = self._gone = False
         self.port = options.port
 
     @property
@@ -142,8 +142,9 @@ class PolicyServer:
         leaving = [connection.close(_GOING_AWAY) for connection in list(self._connections)]
         await asyncio.gather(*leaving, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5.0):  # a policy that hangs keeps its clients' handlers
+            async with asyncio.timeout(_LEAVE_S):  # a policy that hangs keeps its clients' handlers
                 await server.wait_closed()
+        self._gone = True
 
     # Connections.
 
@@ -192,7 +193,7 @@ class PolicyServer:
             log.debug("a client left in the middle")
         finally:
             del self._connections[connection]
-            if client.episode is not None:
+            if client.episode is not None and not self._gone:
                 await self._leave(client.episode)
 
     async def _leave(self, episode: ServedEpisode) -> None:
@@ -247,7 +248,8 @@ def serving(
         StorageError: The port cannot be had.
     """
     server = PolicyServer(policy, space, options, api_key=api_key)
-    loop, stop, started = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+    runner, stop, started = asyncio.Runner(), asyncio.Event(), threading.Event()
+    loop = runner.get_loop()
     failures: list[BaseException] = []
 
     async def run() -> None:
@@ -256,17 +258,18 @@ def serving(
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        started.set()
+        if ready.is_set():
+            started.set()
         await task
 
     def work() -> None:
         try:
-            loop.run_until_complete(run())
+            with runner:
+                runner.run(run())
         except Exception as error:  # noqa: BLE001  raised where the block begins
             failures.append(error)
         finally:
             started.set()
-            loop.close()
 
     thread = threading.Thread(target=work, name="polyarm-serve", daemon=True)
     thread.start()
