@@ -85,6 +85,8 @@ def _versions() -> dict[str, str]:
         "mujoco",
         "hf-libero",
         "numpy",
+        "websockets",
+        "msgpack",
     ):
         try:
             found[name] = version(name)

@@ -38,6 +38,7 @@ def test_the_suite_shown_in_contributing_passes_its_own_test(tmp_path, monkeypat
         "docs/rlbench.md",
         "docs/displays.md",
         "docs/doctor.md",
+        "docs/serving.md",
         "docs/coming-from-rlbench-scripts.md",
     ],
 )
@@ -60,6 +61,7 @@ def test_every_example_is_valid_python(document):
         "docs/rlbench.md",
         "docs/displays.md",
         "docs/doctor.md",
+        "docs/serving.md",
         "docs/coming-from-rlbench-scripts.md",
     ],
 )

@@ -53,7 +53,6 @@ def run(command: ServeCommand) -> int:
     from polyarm.serving.server import PolicyServer, is_loopback
 
     errors = console.console(stderr=True)
-    console.log_to(errors)
     key, space = _api_key(command), _space(command)
     policy = load_policy(command.policy, space, chunk=command.chunk)
     try:
@@ -64,6 +63,7 @@ def run(command: ServeCommand) -> int:
             api_key=key,
             fingerprint=_fingerprint(command.policy, policy),
         )
+        console.log_to(errors)
         if not key and not is_loopback(command.server.host):
             errors.print(
                 f"anybody who reaches {command.server.host} can ask this policy: set {API_KEY}"

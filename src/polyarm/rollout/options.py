@@ -39,8 +39,8 @@ class EvalOptions(NamesTasks):
     """Options of an evaluation.
 
     Attributes:
-        policy: random, zero, expert, replay:FILE, module:callable, module:callable@CHECKPOINT or
-            a TorchScript file; a glob of checkpoints evaluates all of them.
+        policy: random, zero, expert, replay:FILE, module:callable, module:callable@CHECKPOINT, a
+            TorchScript file or openpi:ws://HOST:PORT; a glob of checkpoints evaluates all of them.
         task: A task (metaworld/reach-v3), a set (metaworld/mt10), or several of them separated by
             commas.
         episodes: Episodes per task; by default the protocol's, or 10.

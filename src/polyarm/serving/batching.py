@@ -77,7 +77,10 @@ class Batcher:
         policy: What decides.
         space: Action space of a single env; answers are checked against it.
         options: How many, and how long to wait.
-        clients: How many clients there are: if all of them wait, nobody else will come.
+        due: How many clients may ask: if all of them wait, nobody else will come.
+
+    Attributes:
+        metrics: Where decisions are counted.
     """
 
     def __init__(
@@ -85,14 +88,18 @@ class Batcher:
         policy: Policy,
         space: gymnasium.Space[Any],
         options: ServeOptions,
-        clients: Callable[[], int],
+        due: Callable[[], int],
     ) -> None:
         self._options = options
-        self._clients = clients
+        self._due = due
         self._queue: asyncio.Queue[_Request] = asyncio.Queue(options.max_queue)
         self._caller = PolicyCaller(policy, space, max_batch=options.max_batch, timeout_s=None)
         self._thread = PolicyThread()
-        self.metrics = Metrics(self._queue.qsize, clients)
+        self.metrics = Metrics(self.waiting, due)
+
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return self._queue.qsize()
 
     async def begin(self, key: EpisodeKey) -> None:
         """An episode begins."""
@@ -129,7 +136,8 @@ class Batcher:
         requests = [await self._queue.get()]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.max_wait_ms / 1000
-        while len(requests) < min(self._options.max_batch, max(1, self._clients())):
+        wanted = min(self._options.max_batch, self._due())
+        while len(requests) < wanted:
             if self._queue.empty() and (left := deadline - loop.time()) > 0:
                 try:
                     async with asyncio.timeout(left):

@@ -16,7 +16,7 @@ class ServeOptions:
         port: Port to listen at; 0 for any that is free.
         max_batch: Requests per decision of the policy at most.
         max_wait_ms: How long a request waits for others to join its batch. It does not wait where
-            every client has asked already.
+            every client has asked already, nor for clients that have been silent for long.
         max_queue: Requests that wait at most; clients beyond that are not read from.
         max_clients: Connections at once at most; others are refused with HTTP 503.
         max_message_mib: Size of a request at most, in MiB.
@@ -27,7 +27,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     max_batch: int = 32
-    max_wait_ms: float = 5.0
+    max_wait_ms: float = 10.0
     max_queue: int = 256
     max_clients: int = 256
     max_message_mib: int = 64

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -30,12 +31,15 @@ from polyarm.policies.fingerprints import policy_fingerprint
 from polyarm.policies.mapping import ObservationMapping, digest, load_mapping
 from polyarm.serving.batching import Batcher, Decision, ServedEpisode
 from polyarm.serving.episodes import Episodes
+from polyarm.serving.metrics import Metrics
 from polyarm.serving.options import ServeOptions
 
 log = logging.getLogger("polyarm")
 
 _INTERNAL_ERROR, _GOING_AWAY = 1011, 1001
 _START_S, _LEAVE_S = 30.0, 2.0
+_SILENT_S = 0.5
+"""A client that has not asked for so long is not waited for."""
 
 
 class PolicyServer:
@@ -72,10 +76,12 @@ class PolicyServer:
         self._options = options
         self._api_key = api_key
         self._mapping = mapping
-        self._batcher = Batcher(policy, space, options, lambda: self._clients)
+        self._batcher = Batcher(policy, space, options, self._due)
         self._episodes = Episodes(self._batcher)
         self._metadata = wire.pack({"polyarm": _about(policy, mapping, fingerprint)})
-        self._connections: dict[Any, bool] = {}
+        self._metrics = Metrics(self._batcher.waiting, lambda: len(self._clients))
+        self._batcher.metrics = self._metrics
+        self._clients: dict[Any, _Client] = {}
         self._draining = self._gone = False
         self.port = options.port
 
@@ -89,11 +95,12 @@ class PolicyServer:
     @property
     def metrics(self) -> str:
         """What ``/metrics`` says."""
-        return self._batcher.metrics.text()
+        return self._metrics.text()
 
-    @property
-    def _clients(self) -> int:
-        return len(self._connections)
+    def _due(self) -> int:
+        """How many clients may ask at any moment: not those that have been silent for long."""
+        since = time.perf_counter() - _SILENT_S
+        return sum(client.busy or client.answered_at > since for client in self._clients.values())
 
     async def run(self, stop: asyncio.Event, started: asyncio.Event | None = None) -> None:
         """Serve until ``stop`` is set, then answer what is under way and leave.
@@ -137,9 +144,11 @@ class PolicyServer:
         self._draining = True
         server.close(close_connections=False)
         deadline = time.monotonic() + self._options.grace_s
-        while any(self._connections.values()) and time.monotonic() < deadline:
+        while any(client.busy for client in self._clients.values()):
+            if time.monotonic() > deadline:
+                break
             await asyncio.sleep(0.01)
-        leaving = [connection.close(_GOING_AWAY) for connection in list(self._connections)]
+        leaving = [connection.close(_GOING_AWAY) for connection in list(self._clients)]
         await asyncio.gather(*leaving, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):  # a policy that hangs keeps its clients' handlers
@@ -155,12 +164,12 @@ class PolicyServer:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         if not self._is_known(request.headers):
-            self._batcher.metrics.refused += 1
+            self._metrics.refused += 1
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing API key\n")
         if request.path == "/metrics":
             return connection.respond(http.HTTPStatus.OK, self.metrics)
-        if self._clients >= self._options.max_clients:
-            self._batcher.metrics.refused += 1
+        if len(self._clients) >= self._options.max_clients:
+            self._metrics.refused += 1
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         return None
 
@@ -175,15 +184,14 @@ class PolicyServer:
 
     async def _greet(self, connection: Any) -> None:
         closed = wire.library("websockets.exceptions").ConnectionClosed
-        self._connections[connection] = False
-        client = _Client()
+        self._clients[connection] = client = _Client()
         try:
             await connection.send(self._metadata)
             async for message in connection:
-                self._connections[connection] = True
+                client.busy = True
                 answer = await self._answer(client, message)
                 await connection.send(answer)
-                self._connections[connection] = False
+                client.busy = False
                 if isinstance(answer, str):
                     await connection.close(_INTERNAL_ERROR, "the traceback is in the last frame")
                     break
@@ -192,7 +200,7 @@ class PolicyServer:
         except closed:
             log.debug("a client left in the middle")
         finally:
-            del self._connections[connection]
+            del self._clients[connection]
             if client.episode is not None and not self._gone:
                 await self._leave(client.episode)
 
@@ -204,7 +212,7 @@ class PolicyServer:
 
     async def _answer(self, client: _Client, message: str | bytes) -> str | bytes:
         """The frame that answers a frame; text if something went wrong."""
-        began, metrics = time.perf_counter(), self._batcher.metrics
+        began, metrics = time.perf_counter(), self._metrics
         try:
             return wire.pack(await self._decide(client, message))
         except Exception as error:
@@ -213,7 +221,8 @@ class PolicyServer:
                 log.exception("a request failed")
             return "".join(traceback.format_exception(error))
         finally:
-            client.seconds = time.perf_counter() - began
+            client.answered_at = time.perf_counter()
+            client.seconds = client.answered_at - began
             metrics.requests += 1
             metrics.latency_s.add(client.seconds)
 
@@ -230,12 +239,21 @@ class PolicyServer:
         return _reply(decision, client.seconds)
 
 
+@dataclass(slots=True, eq=False)
 class _Client:
-    """What is known of a connection: its episode, and how long its last answer took."""
+    """What is known of a connection.
 
-    def __init__(self) -> None:
-        self.episode: ServedEpisode | None = None
-        self.seconds: float | None = None
+    Attributes:
+        episode: The episode it is in.
+        busy: Whether it waits for an answer.
+        answered_at: When it was answered last, or had just come, on the clock for short times.
+        seconds: How long the last answer took.
+    """
+
+    episode: ServedEpisode | None = None
+    busy: bool = False
+    answered_at: float = field(default_factory=time.perf_counter)
+    seconds: float | None = None
 
 
 @contextmanager
