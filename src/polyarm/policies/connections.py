@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import time
@@ -47,6 +48,11 @@ class Patience:
     sends: int = 3
     max_nbytes: int = 4 * wire.MAX_NBYTES
 
+    @property
+    def longest_s(self) -> float:
+        """No wait of all of these together is longer."""
+        return self.start_s + self.open_s + self.reply_s + 10.0
+
 
 class LoopThread:
     """An event loop in a daemon thread, started when it is first needed."""
@@ -65,12 +71,18 @@ class LoopThread:
             self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is this very thread that asks."""
+        return self._thread is threading.current_thread()
+
     def stop(self) -> None:
         """End the thread; what is under way is dropped."""
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is not None and thread is not None:
-            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_CLOSE_S)
+            with contextlib.suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_CLOSE_S)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_CLOSE_S)
             if not thread.is_alive():
@@ -119,7 +131,7 @@ class Server:
                     proxy=None,
                 )
                 try:
-                    self.metadata = self._read_greeting(await connection.recv())
+                    self._note(self._read_greeting(await connection.recv()))
                 except BaseException:
                     connection.transport.abort()
                     raise
@@ -143,6 +155,13 @@ class Server:
         if not isinstance(metadata, Mapping):
             raise PolicyError(f"{self.address} is no policy server: its metadata are {metadata!r}")
         return metadata
+
+    def _note(self, metadata: Mapping[str, Any]) -> None:
+        """Keep what it says; who says what it serves must go on serving that."""
+        before = self.metadata
+        if before is not None and served(before) != served(metadata):
+            raise PolicyError(f"{self.address} serves another policy than it did before")
+        self.metadata = metadata
 
     def _refusal(self, response: Any) -> str:
         if response.status_code in (401, 403):
@@ -286,6 +305,12 @@ class Lane:
 
 class _Broken(Exception):
     """A connection that broke before it could be used; worth another try."""
+
+
+def served(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What ``polyarm serve`` says of itself; empty for other servers."""
+    told = (metadata or {}).get("polyarm")
+    return told if isinstance(told, Mapping) else {}
 
 
 async def _cancel_others() -> None:

@@ -121,7 +121,7 @@ class ObservationMapping:
         if self.sources is None:
             own = {name: value for name, value in request.items() if name not in RESERVED}
             obs = own[_WHOLE] if set(own) == {_WHOLE} else own
-            return map_leaves(np.asarray, obs), _text(request.get("prompt"))
+            return map_leaves(_leaf, obs), _text(request.get("prompt"))
         obs, instruction = {}, ""
         for name, source in self.sources.items():
             if source.key == _INSTRUCTION:
@@ -130,7 +130,7 @@ class ObservationMapping:
                 found = ", ".join(map(str, request)) or "nothing"
                 raise WireError(f"the request lacks {name!r}; it has {found[:300]}")
             else:
-                obs[source.key] = np.asarray(request[name])
+                obs[source.key] = _leaf(request[name])
         return obs, instruction
 
 
@@ -264,6 +264,16 @@ def _source(name: str, given: Any, origin: str) -> Source:
     if not isinstance(key, str) or not whole or not isinstance(rotate, bool):
         raise PolicyError(f"{name!r} in {origin} is {dict(given)!r}; resize is a number of pixels")
     return Source(key, resize, rotate)
+
+
+def _leaf(value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise WireError(f"an observation that is no array: {error}") from error
+    if array.dtype.kind == "O":
+        raise WireError(f"an observation that is no array: {str(value)[:100]}")
+    return array
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
 from polyarm.errors import PolicyError, WireError
 from polyarm.policies import wire
-from polyarm.policies.connections import Lane, LoopThread, Patience, Server
+from polyarm.policies.connections import Lane, LoopThread, Patience, Server, served
 from polyarm.policies.mapping import (
     MAPPINGS,
     ObservationMapping,
@@ -65,7 +67,7 @@ class OpenPIPolicy:
         api_key: str | None = None,
         patience: Patience | None = None,
     ) -> None:
-        key = os.environ.get(API_KEY, "") if api_key is None else api_key
+        key = (os.environ.get(API_KEY, "") if api_key is None else api_key).strip()
         self._servers = [
             Server(_checked_address(address), key, patience or Patience()) for address in addresses
         ]
@@ -155,8 +157,8 @@ class OpenPIPolicy:
             "mapping": digest(self.mapping.table),
             "execute": self.mapping.execute,
         }
-        if served := _ours(self._servers[0]).get("fingerprint"):
-            return {**about, "served": str(served)}
+        if told := _ours(self._servers[0]).get("fingerprint"):
+            return {**about, "served": str(told)}
         metadata = dict(self._servers[0].metadata or {})
         addresses = sorted(server.address for server in self._servers)
         return {**about, "addresses": addresses, "metadata": digest(_plain(metadata))}
@@ -193,16 +195,18 @@ class OpenPIPolicy:
         futures = [self._ask(batch, row) for row in range(len(batch))]
         replies = self._wait(futures)
         rows = [self._decision(batch, row, reply) for row, reply in enumerate(replies)]
-        shapes = {actions.shape for actions, _ in rows}
-        names = {frozenset(extras) for _, extras in rows}
-        if len(shapes) > 1 or len(names) > 1:
-            raise PolicyError(
-                f"the servers answered one batch with actions of shapes {sorted(shapes)}"
-                f" and extras {[sorted(each) for each in names]}"
-            )
-        extras = {name: np.stack([own[name] for _, own in rows]) for name in rows[0][1]}
-        actions = np.stack([actions for actions, _ in rows])
-        return PolicyOutput(actions, extras) if extras else actions
+        (first, named), *others = rows
+        for row, (actions, own) in enumerate(others, start=1):
+            if actions.shape != first.shape or set(own) != set(named):
+                raise PolicyError(
+                    f"a server answered with actions of shape {actions.shape} and extras"
+                    f" {sorted(own)}, to another row of the batch with {first.shape} and"
+                    f" {sorted(named)}",
+                    row=row,
+                )
+        extras = {name: np.stack([own[name] for _, own in rows]) for name in named}
+        stacked = np.stack([actions for actions, _ in rows])
+        return PolicyOutput(stacked, extras) if extras else stacked
 
     def _ask(self, batch: Batch, row: int) -> concurrent.futures.Future[bytes]:
         key = batch.keys[row]
@@ -252,10 +256,14 @@ class OpenPIPolicy:
     def _wait(self, futures: Sequence[concurrent.futures.Future[Any]]) -> list[Any]:
         """All results; if one fails, the others are given up."""
         replies = []
+        # Each has deadlines of its own; this one is for a thread that is no more.
+        deadline = time.monotonic() + self._servers[0].patience.longest_s
         try:
             for row, future in enumerate(futures):
                 try:
-                    replies.append(future.result())  # it has a deadline of its own
+                    replies.append(future.result(deadline - time.monotonic()))
+                except concurrent.futures.TimeoutError:
+                    raise PolicyError("the connections' thread does not answer", row=row) from None
                 except PolicyError as error:
                     raise PolicyError(str(error), row=row) from error
         finally:
@@ -284,8 +292,7 @@ def _checked_address(address: str) -> str:
 
 def _ours(server: Server) -> Mapping[str, Any]:
     """What ``polyarm serve`` says of itself; empty for other servers."""
-    told = (server.metadata or {}).get("polyarm")
-    return told if isinstance(told, Mapping) else {}
+    return served(server.metadata)
 
 
 def _plain(metadata: Any) -> dict[str, Any]:
@@ -297,6 +304,9 @@ def _plain(metadata: Any) -> dict[str, Any]:
 
 
 def _close(thread: LoopThread, lanes: list[Lane]) -> None:
+    if thread.is_current:  # garbage is collected by whoever comes along
+        threading.Thread(target=_close, args=(thread, lanes), daemon=True).start()
+        return
     leaving, lanes[:] = list(lanes), []
     futures = [thread.submit(lane.close()) for lane in leaving]
     concurrent.futures.wait(futures, timeout=3.0)

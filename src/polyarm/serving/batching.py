@@ -27,6 +27,8 @@ log = logging.getLogger("polyarm")
 
 T = TypeVar("T")
 
+_STOP_S = 0.5
+
 
 @dataclass(slots=True, eq=False)
 class ServedEpisode:
@@ -121,16 +123,17 @@ class Batcher:
 
     async def run(self) -> None:
         """Decide about whoever asks, until cancelled."""
-        try:
-            while True:
-                gathered = await self._gather()
-                groups: dict[Any, list[_Request]] = {}
-                for request in gathered:  # what is shaped otherwise cannot share an array
-                    groups.setdefault(request.shapes, []).append(request)
-                for group in groups.values():
-                    await self._decide(group)
-        finally:
-            self._thread.stop()
+        while True:
+            gathered = await self._gather()
+            groups: dict[Any, list[_Request]] = {}
+            for request in gathered:  # what is shaped otherwise cannot share an array
+                groups.setdefault(request.shapes, []).append(request)
+            for group in groups.values():
+                await self._decide(group)
+
+    def close(self) -> None:
+        """Leave the policy alone; waits a moment for a call that is under way."""
+        self._thread.stop()
 
     async def _gather(self) -> list[_Request]:
         requests = [await self._queue.get()]
@@ -175,11 +178,13 @@ class PolicyThread:
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="polyarm-policy", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     async def call(self, function: Callable[[], T]) -> T:
         """What the function returns or raises, in that thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="polyarm-policy", daemon=True)
+            self._thread.start()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -205,7 +210,10 @@ class PolicyThread:
 
     def stop(self) -> None:
         """End the thread when its calls are done."""
-        self._calls.put(None)
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join(_STOP_S)
+            self._thread = None
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -133,12 +133,16 @@ class PolicyServer:
             self.port = server.sockets[0].getsockname()[1]
             if started is not None:
                 started.set()
-            await stop.wait()
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait([stopping, batching], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
             await self._drain(server)
+            if batching.done():  # it never ends by itself
+                batching.result()
         finally:
             batching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await batching
+            await asyncio.wait([batching])
+            self._batcher.close()
 
     async def _drain(self, server: Any) -> None:
         self._draining = True

@@ -27,7 +27,13 @@ DTYPES = st.one_of(
     nps.timedelta64_dtypes(endianness="?"),
 )
 ARRAYS = nps.arrays(DTYPES, nps.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
-SCALARS = nps.arrays(DTYPES.filter(lambda dtype: dtype.kind not in "mM"), (1,)).map(lambda a: a[0])
+SCALARS = (
+    nps.arrays(DTYPES.filter(lambda dtype: dtype.kind not in "mM"), (1,))
+    .map(lambda array: array[0])
+    .filter(
+        lambda value: not (isinstance(value, str) and any("\ud800" <= c < "\ue000" for c in value))
+    )
+)
 LEAVES = st.one_of(
     ARRAYS,
     SCALARS,
