@@ -32,7 +32,7 @@ class BenchOptions(NamesTasks):
         arm_mode: How actions move the arm: ik, planning, joint_velocity …, for suites with a
             choice (rlbench).
         robot_setup: The arm, for suites with a choice: panda, sawyer, ur5, jaco or mico (rlbench).
-        idle_fps: How often an idle simulator redraws its window, for suites that have one
+        idle_fps: How often an idle simulator redraws, for suites with a choice
             (rlbench).
         suite_options: Options of the suite as NAME=VALUE, such as success=last.
         record: Film the first env, into runs/bench unless output_dir says otherwise.

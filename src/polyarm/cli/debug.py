@@ -23,7 +23,7 @@ class DebugOptions(NamesTasks):
         image_size: Height and width of each frame in pixels.
         arm_mode: How actions move the arm, for suites with a choice, such as rlbench.
         robot_setup: The arm, for suites with a choice, such as rlbench.
-        idle_fps: How often an idle simulator redraws its window, for suites that have one.
+        idle_fps: How often an idle simulator redraws, for suites with a choice.
         fast: Film nothing; arm_mode ik and idle_fps 0 where a suite has them. What contradicts it
             is an error.
         suite_options: Options of the suite as NAME=VALUE, such as success=last.

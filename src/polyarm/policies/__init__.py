@@ -14,16 +14,23 @@ from polyarm.policies.basic import (
 )
 from polyarm.policies.history import History
 from polyarm.policies.loading import expand_policies, load_policy
+from polyarm.policies.normalization import Normalized
+from polyarm.policies.statistics import Normalization, load_lerobot, load_openpi, load_openvla
 from polyarm.policies.torch import TorchPolicy
 
 __all__ = [
     "ExpertPolicy",
     "FunctionPolicy",
     "History",
+    "Normalization",
+    "Normalized",
     "RandomPolicy",
     "ReplayPolicy",
     "TorchPolicy",
     "ZeroPolicy",
     "expand_policies",
+    "load_lerobot",
+    "load_openpi",
+    "load_openvla",
     "load_policy",
 ]

@@ -25,7 +25,7 @@ class TrainOptions(NamesTasks):
         arm_mode: How actions move the arm, for suites with a choice, such as rlbench. Poses are
             learnt as displacements of the hand, which does not turn.
         robot_setup: The arm, for suites with a choice, such as rlbench.
-        idle_fps: How often an idle simulator redraws its window, for suites that have one.
+        idle_fps: How often an idle simulator redraws, for suites with a choice.
         fast: The preset of bench and debug: arm_mode ik and idle_fps 0 where a suite has them;
             there are no frames in any case. What contradicts it is an error.
         suite_options: Options of the suite as NAME=VALUE, such as success=last.
