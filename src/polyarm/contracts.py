@@ -331,6 +331,7 @@ class Policy(Protocol):
     - ``row_independent``: True promises that a row's actions do not depend on the rest of the
       batch, to the bit.
     - ``needs_frames``: False if observations may come without ``pixels/…``.
+    - ``check_spec(spec)``: refuses envs that it was not made for, by a `PolicyError`.
     - ``execute``: actions executed before it is asked again, where the run does not say.
     - ``expert_steps``: run the env's own expert in the worker for so many steps per request;
       ``act`` is never called.

@@ -154,6 +154,9 @@ MAPPINGS = {
 }
 """Mappings by name."""
 
+MAPPED_ORIENTATIONS = {"libero": "rot180", "libero-raw": "raw"}
+"""How LIBERO's frames must come for a mapping."""
+
 
 def load_mapping(name: str) -> ObservationMapping:
     """The mapping that ``name`` stands for: one of ours, a JSON or YAML file, ``module:function``.

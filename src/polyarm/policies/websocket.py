@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
+from polyarm.contracts import Batch, EnvSpec, EpisodeKey, PolicyOutput
 from polyarm.errors import PolicyError, WireError
 from polyarm.policies import wire
 from polyarm.policies.connections import Lane, LoopThread, Patience, Server, served
 from polyarm.policies.mapping import (
+    MAPPED_ORIENTATIONS,
     MAPPINGS,
     ObservationMapping,
     digest,
@@ -166,6 +167,22 @@ class OpenPIPolicy:
     @staticmethod
     def _digest(server: Server) -> str:
         return str(_ours(server).get("fingerprint") or digest(_plain(server.metadata)))
+
+    def check_spec(self, spec: EnvSpec) -> None:
+        """Refuse an env whose frames are turned otherwise than the mapping takes them.
+
+        Raises:
+            PolicyError: A model would see everything upside down.
+        """
+        delivered = spec.options.get("orientation")
+        for name, taken in MAPPED_ORIENTATIONS.items():
+            if self.mapping == MAPPINGS[name] and delivered not in (None, taken):
+                others = [one for one in MAPPED_ORIENTATIONS if one != name]
+                raise PolicyError(
+                    f"{spec.name} delivers frames with orientation={delivered}, and the mapping "
+                    f"{name!r} takes {taken}; add @{others[0]} to the policy's name, or "
+                    f"--suite-options orientation={taken}"
+                )
 
     # Episodes.
 

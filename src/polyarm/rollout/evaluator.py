@@ -218,6 +218,9 @@ class Evaluator:
         env = self._envs.get(group, need, missing)
         self._wall["startup"] += time.perf_counter() - began
         acting = self._acting(policy, env.single_action_space)
+        if (check := getattr(acting, "check_spec", None)) is not None:
+            for spec in group.specs:
+                check(spec)
         schedule = Schedule(missing, max_attempts=self._options.max_attempts)
         self._runner = runner = Runner(env, acting, schedule, self._runner_options(label, acting))
         runner.stopping = self._stopping

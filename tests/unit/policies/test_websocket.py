@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from openpi_double import Close, Garbage, Hang, OpenPIServer
 
-from polyarm.contracts import EpisodeKey
+from polyarm.contracts import EnvSpec, EpisodeKey
 from polyarm.errors import PolicyError
 from polyarm.policies import load_policy
 from polyarm.policies.connections import Patience
@@ -296,3 +296,25 @@ def test_a_server_that_comes_back_with_another_policy_is_refused(make_batch):
         pytest.raises(PolicyError, match="serves another policy than it did before"),
     ):
         asked(policy, make_batch([1], states(1)))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "orientation", "refused"),
+    [
+        ("libero", "rot180", False),
+        ("libero", "raw", True),
+        ("libero-raw", "raw", False),
+        ("libero-raw", "rot180", True),
+        ("plain", "raw", False),
+        ("libero", None, False),
+    ],
+)
+def test_frames_that_are_turned_otherwise_are_refused(mapping, orientation, refused):
+    options = {} if orientation is None else {"orientation": orientation}
+    spec = EnvSpec("libero", "libero_goal/0", options=options)
+    with OpenPIPolicy(["ws://127.0.0.1:9"], mapping) as policy:
+        if not refused:
+            policy.check_spec(spec)
+            return
+        with pytest.raises(PolicyError, match=f"orientation={orientation}.*add @libero"):
+            policy.check_spec(spec)

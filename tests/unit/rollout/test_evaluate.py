@@ -124,6 +124,17 @@ def test_a_policy_that_fails_leaves_the_journal_intact_and_the_run_goes_on(tmp_p
     assert (tmp_path / "episodes.jsonl").read_text().splitlines()[: len(before)] == before
 
 
+def test_a_policy_may_refuse_envs_that_it_was_not_made_for():
+    class Particular(CountingPolicy):
+        def check_spec(self, spec):
+            if spec.task == "count-10":
+                raise PolicyError(f"not {spec.name}")
+
+    assert evaluate(Particular(), "toy/count-3").success_rate == 1.0
+    with pytest.raises(PolicyError, match="not toy/count-10"):
+        evaluate(Particular())
+
+
 def test_another_policy_in_the_same_folder_is_refused(tmp_path):
     evaluate("random", out=tmp_path)
     with pytest.raises(RunConflict, match="policies"):
