@@ -16,8 +16,14 @@ from polyarm.errors import DisplayError, InvalidCall, InvalidObservation
 from polyarm.suites.rlbench.actions import Target, action_space, checked, keyframes, towards
 from polyarm.suites.rlbench.catalogue import find
 from polyarm.suites.rlbench.demos import stored_demos
-from polyarm.suites.rlbench.simulator import CHANNELS, ActionRefused, RandomStates, Simulator
-from polyarm.suites.rlbench.suite import METADATA, channels, demo_root, observation_space
+from polyarm.suites.rlbench.simulator import (
+    CHANNELS,
+    ActionRefused,
+    RandomStates,
+    Simulator,
+    channels,
+)
+from polyarm.suites.rlbench.suite import METADATA, demo_root, observation_space
 from polyarm.suites.simulated_env import Observation, SimulatedEnv
 
 _STATE = (

@@ -34,6 +34,12 @@ CAMERAS = ("front", "wrist", "overhead", "left_shoulder", "right_shoulder")
 CHANNELS = {"pixels": "rgb", "depth": "depth", "point_cloud": "point_cloud", "mask": "mask"}
 """What a camera gives: our observation's prefix and RLBench's name."""
 
+
+def channels(spec: EnvSpec) -> list[str]:
+    """What is delivered of each camera: ``"pixels"`` and what else was asked for."""
+    return [prefix for prefix in CHANNELS if prefix == "pixels" or spec.options[prefix]]
+
+
 _DEMO_ATTEMPTS = 10
 _DEMO_BUDGET_S = 25.0  # all of it happens within the deadline of one step
 _SAME_START = 1e-2  # metres and radians of the task's objects
@@ -101,9 +107,7 @@ class Simulator:
         self._busy = threading.Lock()
         self._idle: _IdleRedraw | None = None
         self._cameras = spec.cameras
-        self._channels = [
-            name for prefix, name in CHANNELS.items() if prefix == "pixels" or spec.options[prefix]
-        ]
+        self._channels = [CHANNELS[prefix] for prefix in channels(spec)]
         self._config = _observation_config(spec)
         self._environment = _environment(spec, self._config)
         self._launch()
@@ -415,7 +419,7 @@ def _action_mode(spec: EnvSpec) -> Any:
             size = int(np.prod(self.arm_action_mode.action_shape(scene)))
             ignored = action[size + 1] > 0.5 if len(action) > size + 1 else not checking
             arm = planners[int(ignored)] if planners else self.arm_action_mode
-            _move(arm, scene, action[:size], ignored=bool(ignored))
+            arm.action(scene, action[:size], *([bool(ignored)] if is_told else []))
             self.gripper_action_mode.action(scene, action[size : size + 1])
 
         def action_shape(self, scene: Any) -> Any:
@@ -423,8 +427,8 @@ def _action_mode(spec: EnvSpec) -> Any:
             return size + 1 + options["ignore_collision"]
 
     checking: bool = options["collision_checking"]
-    planners = [planner(checking=True), planner(checking=False)]
-    planners = planners if options["ignore_collision"] else []
+    chosen = (True, False) if options["ignore_collision"] else ()
+    planners = [planner(checking=each) for each in chosen]
     arm = {
         "ik": lambda: arms.EndEffectorPoseViaIK(absolute_mode=absolute),
         "planning": lambda: planner(checking=checking),
@@ -432,15 +436,9 @@ def _action_mode(spec: EnvSpec) -> Any:
         "joint_position": lambda: arms.JointPosition(absolute_mode=absolute),
         "joint_torque": arms.JointTorque,
     }[options["arm_mode"]]()
+    # That of PerAct's RLBench is told whether to ignore collisions.
+    is_told = "ignore_collisions" in inspect.signature(arm.action).parameters
     continuous = options["gripper"] == "continuous"
     return ArmThenGripper(
         arm, grippers.GripperJointPosition() if continuous else grippers.Discrete()
     )
-
-
-def _move(arm: Any, scene: Any, action: NDArray[np.float64], *, ignored: bool) -> None:
-    """Have an arm act; that of PerAct's RLBench is told whether to ignore collisions."""
-    if "ignore_collisions" in inspect.signature(arm.action).parameters:
-        arm.action(scene, action, ignored)
-    else:
-        arm.action(scene, action)

@@ -6,7 +6,7 @@ with an X server of its own where it renders.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from polyarm.suites.rlbench.actions import JOINTS, POSE_MODES, action_space
 from polyarm.suites.rlbench.coppeliasim import check_version
 from polyarm.suites.rlbench.environment import Environment, current, known_version
 from polyarm.suites.rlbench.options import VERSION
-from polyarm.suites.rlbench.simulator import CAMERAS, CHANNELS
+from polyarm.suites.rlbench.simulator import CAMERAS, channels
 
 if TYPE_CHECKING:
     from polyarm.suites.rlbench.env import RLBenchEnv
@@ -277,11 +277,6 @@ def observation_space(spec: EnvSpec) -> Dict:
         for camera in spec.cameras:
             spaces[f"{prefix}/{camera}"] = _channel_space(prefix, spec.image_size)
     return Dict(spaces)
-
-
-def channels(spec: EnvSpec) -> list[str]:
-    """What is delivered of each camera: ``"pixels"`` and what else was asked for."""
-    return [prefix for prefix in CHANNELS if prefix == "pixels" or spec.options[prefix]]
 
 
 def demo_root(spec: EnvSpec) -> Path | None:
