@@ -24,14 +24,15 @@ help: ## list the commands
 setup: $(STAMP) libero ## make .venv with everything (again only when the dependencies change)
 
 # torch goes in first and alone, so that the build for this machine is taken as it is
-# and nothing that depends on it picks another. openpi's client, which the tests talk to, asks for
-# NumPy below 2 and for dm-tree; what is used of it needs neither.
-$(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
+# and nothing that depends on it picks another. openpi's client and LeRobot, which the tests talk to,
+# ask for versions that fit no other library here; what is used of them needs none of those.
+$(STAMP): pyproject.toml constraints.txt $(wildcard scripts/*)
 	scripts/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,serve,bench,dev]'
-	$(BIN)/pip install --quiet --no-deps openpi-client==0.1.2
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,serve,dataset,bench,dev]' -r scripts/lerobot_requirements.txt
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt openpi-client lerobot diffusers torchvision
+	$(BIN)/python scripts/mend_torchvision.py
 	touch $@
 
 # Meta-World does without it. A second time it takes a moment and only verifies.
