@@ -1,4 +1,7 @@
-"""What a socket between envs and policy costs, and what a server gains that batches its clients.
+"""What is gained, and what it costs, where our parts stand in for those of others.
+
+``ratio_lerobot_eval``: LeRobot's evaluation loop against ours, with the same policy and episodes;
+`lerobot_loop.py` tells how.
 
 ``serve_batching``: 32 clients of openpi's protocol ask ``polyarm serve``, whose policy takes 20 ms
 per call whatever the batch, as often as they can. Against the same server asked by one client,
@@ -25,6 +28,7 @@ from typing import Any
 import measure
 import numpy as np
 from gymnasium import spaces
+from lerobot_loop import Comparison
 from websockets.asyncio.client import connect
 
 from polyarm.contracts import Batch, EpisodeKey
@@ -64,6 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="per contender and round")
     parser.add_argument("--requests", type=int, default=200, help="of the overhead, per round")
+    parser.add_argument("--loop-rounds", type=int, default=3, help="of the evaluation loops")
     options = parser.parse_args()
     with served(CALL_S) as address:
         many = lambda: asked(address, options.clients, options.seconds)  # noqa: E731
@@ -75,7 +80,8 @@ def main() -> None:
             "bare socket": lambda: asyncio.run(bare(address, options.requests)),
         }
         overhead = measure.interleave(contenders, options.rounds)
-    report(batching, overhead, options)
+    loops = Comparison().rounds(options.loop_rounds)
+    report(batching, overhead, loops, options)
 
 
 # Both sides.
@@ -182,9 +188,15 @@ def timed(call: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def report(batching: measure.Rounds, overhead: measure.Rounds, options: argparse.Namespace) -> None:
+def report(
+    batching: measure.Rounds,
+    overhead: measure.Rounds,
+    loops: measure.Rounds,
+    options: argparse.Namespace,
+) -> None:
     pairs = zip(overhead["openpi:ws://"], overhead["bare socket"], strict=True)
     figures = {
+        "ratio_lerobot_eval": measure.ratio(loops, "polyarm", "lerobot"),
         "serve_batching": measure.ratio(batching, "clients", "one at a time"),
         "client_overhead_ms": statistics.median(ours - theirs for ours, theirs in pairs),
     }
@@ -193,15 +205,19 @@ def report(batching: measure.Rounds, overhead: measure.Rounds, options: argparse
         (f"{name}, {CALL_S * 1e3:g} ms a call", f"{value:,.1f} /s") for name, value in rates.items()
     ]
     rows += [(f"a LIBERO request, {name}", f"{value:.2f} ms") for name, value in millis.items()]
+    episodes = measure.medians(loops)
+    rows += [(f"{name}'s loop", f"{value:.3f} episodes/s") for name, value in episodes.items()]
+    rows += [("ratio_lerobot_eval", f"{figures['ratio_lerobot_eval']:.1f}x")]
     rows += [("serve_batching", f"{figures['serve_batching']:.1f}x")]
     rows += [("client_overhead_ms", f"{figures['client_overhead_ms']:.2f}")]
-    measure.print_table(f"policies behind a socket, {options.clients} clients", rows)
+    measure.print_table(f"in place of others, {options.clients} clients of the server", rows)
     measure.print_json(
         {
             "benchmark": "dropin",
             "clients": options.clients,
             "rounds": options.rounds,
             **figures,
+            "episodes_per_s": episodes,
             "requests_per_s": rates,
             "request_ms": millis,
             "request_nbytes": len(request()),

@@ -84,6 +84,8 @@ def _versions() -> dict[str, str]:
         "metaworld",
         "mujoco",
         "hf-libero",
+        "lerobot",
+        "torch",
         "numpy",
         "websockets",
         "msgpack",
