@@ -19,7 +19,7 @@ import anyio
 import numpy as np
 from vla_eval.model_servers.base import SessionContext
 from vla_eval.model_servers.predict import PredictModelServer
-from vla_eval.model_servers.serve import serve, serve_async
+from vla_eval.model_servers.serve import serve_async
 from vla_eval.specs import DimSpec
 
 
@@ -129,7 +129,9 @@ def main() -> None:
         return np.zeros((3, 2), np.float32)
 
     model = TinyModel(zeros)
-    serve(model, "127.0.0.1", port)
+    with Serving(model, port) as server:
+        print(server.port, flush=True)  # noqa: T201
+        signal.pause()
 
 
 if __name__ == "__main__":
