@@ -43,7 +43,7 @@ from polyarm.policies.vla_eval_observations import (
     given_params,
     observation,
     task_info,
-    warn_of_params,
+    warn,
 )
 
 
@@ -79,6 +79,7 @@ class VlaEvalPolicy(RemotePolicy):
         super().__init__(servers, "vla-eval:")
         self._params = checked_params(params or {})
         self._numbers = itertools.count(1)
+        self._warned: set[str] = set()
 
     # What servers say of themselves.
 
@@ -112,11 +113,11 @@ class VlaEvalPolicy(RemotePolicy):
         Raises:
             PolicyError: With the options that make it fit.
         """
-        wishes = self.wishes
         if spec.suite == LIBERO:
-            check_libero(spec, wishes)
-            wishes.warn_of_actions()
-        warn_of_params(spec, wishes)
+            check_libero(spec, self.wishes)
+        if spec.suite not in self._warned:  # not for each of its tasks
+            self._warned.add(spec.suite)
+            warn(spec, self.wishes)
 
     # Episodes.
 

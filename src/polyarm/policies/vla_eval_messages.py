@@ -16,6 +16,7 @@ import numpy as np
 from polyarm.errors import PolicyError, WireError
 from polyarm.policies import wire
 from polyarm.policies.connections import Server
+from polyarm.policies.mapping import digest
 
 PROTOCOL_VERSION = 1
 
@@ -98,7 +99,7 @@ class ModelServer(Server):
         return message.payload
 
     def _identity(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-        return metadata
+        return {"told": digest(metadata)}
 
     def action(self, reply: str | bytes, seq: int) -> Mapping[str, Any]:
         """The payload of a reply.

@@ -83,23 +83,10 @@ class Wishes:
         """
         if "absolute_action" in self.params:
             return self.wants("absolute_action")
-        return bool(self._format("position") == "absolute_xyz")
+        return bool(self.action_format("position") == "absolute_xyz")
 
-    def warn_of_actions(self) -> None:
-        """Say where LIBERO understands actions otherwise than the server describes them."""
-        for part, taken in _LIBERO_ACTIONS.items():
-            made = self._format(part)
-            if made in (None, "raw", taken) or (part == "position" and self.absolute):
-                continue
-            log.warning(
-                "%s says that its actions' %s is %s, and LIBERO takes %s",
-                self.address,
-                part,
-                made,
-                taken,
-            )
-
-    def _format(self, part: str) -> Any:
+    def action_format(self, part: str) -> Any:
+        """What it says of a part of its actions, or None."""
         spec = self.action_spec.get(part)
         return spec.get("format") if isinstance(spec, Mapping) else None
 
@@ -158,7 +145,8 @@ def task_info(key: EpisodeKey, instruction: str) -> dict[str, Any]:
     """What a server is told when an episode begins."""
     if key.suite == LIBERO:
         suite, _, number = key.task.partition("/")
-        about: dict[str, Any] = {"name": instruction, "suite": suite, "task_id": int(number)}
+        place = int(number) if number.isdecimal() else number
+        about: dict[str, Any] = {"name": instruction, "suite": suite, "task_id": place}
     else:
         about = {"name": key.task, "suite": key.suite}
     return {**about, "episode_idx": key.index}
@@ -185,9 +173,8 @@ def check_libero(spec: EnvSpec, wishes: Wishes) -> None:
     }
     wrong = {name: value for name, value in wanted.items() if spec.options.get(name) != value}
     found = [_option(name, spec.options.get(name)) for name in wrong]
-    fixes = (
-        [f"--suite-options {' '.join(_option(*each) for each in wrong.items())}"] if wrong else []
-    )
+    options = " ".join(_option(*each) for each in wrong.items())
+    fixes = [f"--suite-options {options}"] if wrong else []
     cameras = {"agentview": "agentview"}
     if wishes.wants("send_wrist_image"):
         cameras[_WRIST] = "wrist"
@@ -204,17 +191,38 @@ def check_libero(spec: EnvSpec, wishes: Wishes) -> None:
         )
 
 
-def warn_of_params(spec: EnvSpec, wishes: Wishes) -> None:
-    """Say which of a server's wishes are not granted."""
-    known = {"send_state", *(SWITCHES if spec.suite == LIBERO else ())}
-    known |= {*_LIBERO_OPTIONS, "seed", "env_seed"} if spec.suite == LIBERO else set()
+def warn(spec: EnvSpec, wishes: Wishes) -> None:
+    """Say which of a server's wishes are not granted, and what may not be meant so."""
+    known = {"send_state", "send_wrist_image"}
+    if spec.suite == LIBERO:
+        known.update(SWITCHES, _LIBERO_OPTIONS, ("seed", "env_seed"))
     if ignored := sorted(set(wishes.params) - known):
         log.warning(
-            "%s asks for %s, which %s does not have", wishes.address, ", ".join(ignored), spec.name
+            "%s asks for %s, which %s does not have", wishes.address, ", ".join(ignored), spec.suite
         )
+    if spec.suite == LIBERO:
+        _warn_of_actions(wishes)
+        _warn_of_seeds(spec, wishes)
+
+
+def _warn_of_actions(wishes: Wishes) -> None:
+    for part, taken in _LIBERO_ACTIONS.items():
+        made = wishes.action_format(part)
+        if made in (None, "raw", taken) or (part == "position" and wishes.absolute):
+            continue
+        log.warning(
+            "%s says that its actions' %s is %s, and LIBERO takes %s",
+            wishes.address,
+            part,
+            made,
+            taken,
+        )
+
+
+def _warn_of_seeds(spec: EnvSpec, wishes: Wishes) -> None:
     seed = wishes.params.get("env_seed", wishes.params.get("seed"))
     protocol = spec.options.get("protocol")
-    if spec.suite == LIBERO and seed is not None and _LIBERO_SEEDS.get(str(protocol)) != seed:
+    if seed is not None and _LIBERO_SEEDS.get(str(protocol)) != seed:
         log.warning(
             "%s asks for the env seed %s, which protocol %s does not use: fixtures stand elsewhere"
             " than they would in vla-eval. Seed 0 is --protocol oft --suite-options gripper=sign,"

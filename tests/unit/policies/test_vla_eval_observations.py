@@ -41,6 +41,7 @@ def test_messages_are_read_by_vla_eval_and_its_own_by_us():
         "state": np.array([1.5, -2.0], np.float32),
         "strided": np.arange(10.0)[::3],
         "empty": np.zeros((0, 3)),
+        "single": np.array(3.0),
         "number": np.float32(0.5),
         "task_description": "öffne die Lade",
     }
@@ -49,7 +50,7 @@ def test_messages_are_read_by_vla_eval_and_its_own_by_us():
     ours = unpack(pack_message(TheirMessage(MessageType.ACTION, {"actions": obs["strided"]}, 9)))
     assert (ours.kind, ours.seq) == ("action", 9)
     np.testing.assert_array_equal(ours.payload["actions"], obs["strided"])
-    for name in ("state", "strided", "empty"):
+    for name in ("state", "strided", "empty", "single"):
         assert theirs.payload[name].dtype == obs[name].dtype
         np.testing.assert_array_equal(theirs.payload[name], obs[name])
     np.testing.assert_array_equal(theirs.payload["images"]["agentview"], obs["images"]["agentview"])
@@ -315,12 +316,20 @@ def test_actions_of_another_format_and_wishes_that_are_not_granted_are_warned_of
     checked({"env_seed": 0, "success_mode": "any"}, {"gripper": "continuous_01", "rotation": "raw"})
     assert "gripper is continuous_01, and LIBERO takes binary_close_positive" in caplog.text
     assert "rotation" not in caplog.text
-    assert "asks for success_mode, which libero/libero_goal/3 does not have" in caplog.text
+    assert "asks for success_mode, which libero does not have" in caplog.text
     assert "asks for the env seed 0, which protocol vla-eval does not use" in caplog.text
     caplog.clear()
-    checked({"env_seed": 0}, protocol="oft")
+    checked({"env_seed": 0}, protocol="oft")  # whose gripper is that of LIBERO here
     checked({"seed": 7})
     assert not caplog.text
+
+
+def test_a_warning_is_not_repeated_for_every_task(caplog):
+    model = TinyModel(lambda obs, ctx: np.zeros(7), params={"success_mode": "any"})
+    with Serving(model) as server, VlaEvalPolicy([server.address]) as policy:
+        for number in range(3):
+            policy.check_spec(EnvSpec("libero", f"libero_goal/{number}", BOTH, (256, 256), OPTIONS))
+    assert caplog.text.count("success_mode") == 1
 
 
 def test_other_suites_are_not_checked_for_libero(caplog):
@@ -328,7 +337,7 @@ def test_other_suites_are_not_checked_for_libero(caplog):
     checked({"send_state": True}, spec=spec)
     assert not caplog.text
     checked({"absolute_action": True}, spec=spec)
-    assert "asks for absolute_action, which metaworld/reach-v3 does not have" in caplog.text
+    assert "asks for absolute_action, which metaworld does not have" in caplog.text
 
 
 def test_the_task_of_any_suite_has_a_name():
