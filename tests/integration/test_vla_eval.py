@@ -120,3 +120,96 @@ def test_a_model_server_drives_metaworld_as_the_same_model_does_in_process(chunk
         assert one.outcome == other.outcome
         assert (one.steps, one.action_hash) == (other.steps, other.action_hash)
         assert one.total_reward == other.total_reward
+
+
+@pytest.fixture(scope="module")
+def act_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small ACT of LeRobot's, as it was initialised, with its processors."""
+    import torch
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.policies.factory import make_pre_post_processors
+
+    folder = str(tmp_path_factory.mktemp("act"))
+    config = ACTConfig(
+        input_features={
+            "observation.state": PolicyFeature(FeatureType.STATE, (39,)),
+            "observation.images.camera": PolicyFeature(FeatureType.VISUAL, (3, 64, 64)),
+        },
+        output_features={"action": PolicyFeature(FeatureType.ACTION, (4,))},
+        chunk_size=8,
+        n_action_steps=8,
+        dim_model=64,
+        n_heads=2,
+        dim_feedforward=64,
+        n_encoder_layers=1,
+        n_decoder_layers=1,
+        n_vae_encoder_layers=1,
+        latent_dim=8,
+        pretrained_backbone_weights=None,
+        device="cpu",
+    )
+    torch.manual_seed(0)
+    ACTPolicy(config).save_pretrained(folder)
+    for processor in make_pre_post_processors(config, dataset_stats=None):
+        processor.save_pretrained(folder)
+    return folder
+
+
+class Alone:
+    """A model of vla-eval's as a policy of ours, without its server."""
+
+    fingerprint = {"policy": "alone"}
+
+    def __init__(self, model):
+        self._model = model
+
+    def begin(self, episodes):
+        pass
+
+    def act(self, batch: Batch):
+        rows = [
+            {
+                "images": {"corner2": batch.obs["pixels/corner2"][row]},
+                "state": batch.obs["state"][row],
+                "task_description": batch.instructions[row],
+            }
+            for row in range(len(batch))
+        ]
+        return np.stack([self._model.predict(row, None)["actions"] for row in rows])
+
+
+def test_a_model_of_vla_evals_catalogue_acts_here_as_it_does_by_itself(act_checkpoint, monkeypatch):
+    """Its LeRobot server, with a real policy: frames and state go in, actions come out."""
+    import lerobot.policies
+    from lerobot.policies import factory
+
+    for name in ("get_policy_class", "make_pre_post_processors"):
+        # Where the server looks for them, which is LeRobot 0.6.
+        monkeypatch.setattr(lerobot.policies, name, getattr(factory, name), raising=False)
+    from vla_eval.model_servers.lerobot import LeRobotModelServer
+
+    model = LeRobotModelServer(
+        policy_type="act",
+        checkpoint=act_checkpoint,
+        image_keys={"corner2": "camera"},
+        state_key="observation.state",
+        device="cpu",
+    )
+
+    play = partial(
+        evaluate,
+        tasks="metaworld/reach-v3",
+        episodes=2,
+        num_envs=2,
+        cameras=("corner2",),
+        image_size=(64, 64),
+        suite_options=("max_steps=12",),
+    )
+    with Serving(model) as server:
+        remote = play(f"vla-eval:{server.address}")
+    local = play(Alone(model))
+    played = [(episode.key, episode.steps, episode.action_hash) for episode in remote.episodes]
+    assert played == [(each.key, each.steps, each.action_hash) for each in local.episodes]
+    assert len({action_hash for *_, action_hash in played}) == 2
