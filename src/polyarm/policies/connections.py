@@ -322,6 +322,10 @@ class Lane:
             self._connection.transport.abort()
             self._connection = None
 
+    async def abandon(self) -> None:
+        """`drop` from another thread, after what was submitted before."""
+        self.drop()
+
     async def close(self) -> None:
         """Take leave of the server."""
         if self._connection is not None:

@@ -126,14 +126,25 @@ class RemotePolicy(ABC):
         for key in batch.keys:
             if key not in self._episodes:
                 self.begin([key])
-        # Each row is on its way before the next one is packed.
-        futures = [self._ask(batch, row, self._episodes[key]) for row, key in enumerate(batch.keys)]
-        replies = self._wait(futures)
-        rows = [
-            self._decision(reply, self._episodes[key].lane.server, row)
-            for row, (key, reply) in enumerate(zip(batch.keys, replies, strict=True))
-        ]
-        return _stacked(rows)
+        futures: list[concurrent.futures.Future[Any]] = []
+        try:
+            # Each row is on its way before the next one is packed.
+            for row, key in enumerate(batch.keys):
+                futures.append(self._ask(batch, row, self._episodes[key]))
+            replies = self._wait(futures)
+            return _stacked(
+                [
+                    self._decision(reply, self._episodes[key].lane.server, row)
+                    for row, (key, reply) in enumerate(zip(batch.keys, replies, strict=True))
+                ]
+            )
+        except BaseException:
+            # A server that was asked is a step ahead of the env, whatever it answers.
+            for future in futures:
+                future.cancel()
+            for key in batch.keys:
+                self._thread.submit(self._episodes[key].lane.abandon())
+            raise
 
     @abstractmethod
     def _ask(self, batch: Batch, row: int, episode: Episode) -> concurrent.futures.Future[Any]:

@@ -255,6 +255,30 @@ def test_an_episode_that_the_server_cannot_begin_is_an_error(make_batch, served)
         np.testing.assert_array_equal(asked(policy, batch)[0], 2 * batch.obs["state"])
 
 
+def test_no_episode_of_a_decision_that_failed_goes_on(make_batch, served):
+    """Those servers that were asked are a step ahead of their envs."""
+
+    def whole(obs, ctx):
+        return np.zeros((2 if ctx.step == 1 and obs["state"][0] else 1, 4), np.float32)
+
+    _, policy = served(whole)
+    batch = make_batch(range(2), states(2))
+    asked(policy, batch)
+    with pytest.raises(PolicyError, match="to another row of the batch"):
+        policy.act(batch)
+    for key in batch.keys:
+        with pytest.raises(PolicyError, match="what the server remembers of it is lost"):
+            policy.act(make_batch([key], states(1)))
+    assert asked(policy, batch).shape == (2, 1, 4)
+    # The second row of this one lacks what LIBERO's servers want: nothing comes of the first.
+    mixed = make_batch([batch.keys[0], EpisodeKey("libero", "libero_goal/0", 0)], states(2))
+    with pytest.raises(PolicyError, match="wants 'pixels/agentview'"):
+        policy.act(mixed)
+    with pytest.raises(PolicyError, match="what the server remembers of it is lost"):
+        policy.act(make_batch([batch.keys[0]], states(1)))
+    assert asked(policy, batch).shape == (2, 1, 4)
+
+
 def test_a_server_that_answers_more_than_it_was_asked_is_refused(make_batch):
     class Chatty(TinyModel):
         async def on_observation(self, obs, ctx):
