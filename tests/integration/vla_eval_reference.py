@@ -5,7 +5,7 @@ A script for a process of its own, because LIBERO draws into whichever GL contex
     python vla_eval_reference.py ADDRESS STEPS
 
 Everything that matters is vla-eval's: orchestrator, connection, runner and benchmark. It is told
-where LIBERO's assets are, and plays one task: two episodes under relative control, and one under
+where LIBERO's assets are, and plays one task: an episode under relative control, and one under
 absolute control, which is what the server asks for.
 """
 
@@ -39,14 +39,18 @@ class OneTask(LIBEROBenchmark):
 def main() -> None:
     address, steps = sys.argv[1:]
     _find_assets()
-    entry = {"benchmark": f"{__name__}:OneTask", "max_steps": int(steps)}
+    entry = {
+        "benchmark": f"{__name__}:OneTask",
+        "episodes_per_task": 1,
+        "max_steps": int(steps),
+    }
     params = {"suite": SUITE, "task": TASK, "seed": 7}
     config = {
         "server": {"url": address, "timeout": 120},
         "render": "cpu",
         "benchmarks": [
-            {**entry, "episodes_per_task": 2, "params": {**params, "absolute_action": False}},
-            {**entry, "episodes_per_task": 1, "params": params},
+            {**entry, "params": {**params, "absolute_action": False}},
+            {**entry, "params": params},
         ],
     }
     results = anyio.run(Orchestrator(config, no_save=True).run)
