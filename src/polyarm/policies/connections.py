@@ -1,8 +1,9 @@
 """Connections to policy servers, kept by a thread of their own.
 
-A server of openpi's kind answers one request per connection at a time, so there is a `Lane` for
-every episode that runs: one connection, made when it is first needed and again when it breaks. The
-thread goes on answering pings while nobody asks anything. Nothing waits without a deadline.
+A server answers one request per connection at a time, so there is a `Lane` for every episode that
+runs: one connection, made when it is first needed and again when it breaks. The thread goes on
+answering pings while nobody asks anything. Nothing waits without a deadline. A `Server` is one of
+openpi's kind; other kinds greet and are greeted otherwise.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from polyarm.errors import PolicyError, WireError
@@ -102,6 +103,8 @@ class Server:
         idle: Lanes that no episode uses.
     """
 
+    health_path: ClassVar[str] = "/healthz"
+
     address: str
     api_key: str
     patience: Patience
@@ -131,7 +134,7 @@ class Server:
                     proxy=None,
                 )
                 try:
-                    self._note(self._read_greeting(await connection.recv()))
+                    self._note(await self._greeting(connection))
                 except BaseException:
                     connection.transport.abort()
                     raise
@@ -145,9 +148,19 @@ class Server:
             raise _Broken(f"{self.address}: {_said(error)}") from error
         return connection
 
-    def _read_greeting(self, greeting: str | bytes) -> Mapping[str, Any]:
-        if isinstance(greeting, str):
-            raise PolicyError(f"{self.address} answered with an error:\n{greeting.strip()}")
+    def answer(self, reply: str | bytes) -> bytes:
+        """What is in a reply: bytes, for a text is the traceback of a server that failed.
+
+        Raises:
+            PolicyError: It is one.
+        """
+        if isinstance(reply, str):
+            raise PolicyError(f"{self.address} answered with an error:\n{reply.strip()}\n")
+        return reply
+
+    async def _greeting(self, connection: Any) -> Mapping[str, Any]:
+        """What a server says of itself on a new connection."""
+        greeting = self.answer(await connection.recv())
         try:
             metadata = wire.unpack(greeting, self.patience.max_nbytes)
         except WireError as error:
@@ -159,9 +172,13 @@ class Server:
     def _note(self, metadata: Mapping[str, Any]) -> None:
         """Keep what it says; who says what it serves must go on serving that."""
         before = self.metadata
-        if before is not None and served(before) != served(metadata):
+        if before is not None and self._identity(before) != self._identity(metadata):
             raise PolicyError(f"{self.address} serves another policy than it did before")
         self.metadata = metadata
+
+    def _identity(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The part of what it says that tells policies apart."""
+        return served(metadata)
 
     def _refusal(self, response: Any) -> str:
         if response.status_code in (401, 403):
@@ -171,7 +188,7 @@ class Server:
         return f"{self.address} is no policy server: HTTP {response.status_code} {body}"
 
     async def _wait_until_it_answers(self) -> None:
-        """Knock at ``/healthz`` until somebody answers, and say how long it takes."""
+        """Knock at its health path until somebody answers, and say how long it takes."""
         began = told = time.monotonic()
         while True:
             reason = await self._knock()
@@ -194,7 +211,7 @@ class Server:
             await asyncio.sleep(min(_KNOCK_EVERY_S, self.patience.start_s))
 
     async def _knock(self) -> str:
-        """Why the server is not ready, or "" if it is; one without ``/healthz`` is, too."""
+        """Why the server is not ready, or "" if it is; one without a health path is, too."""
         parts = urlsplit(self.address)
         port = parts.port or (443 if parts.scheme == "wss" else 80)
         writer = None
@@ -203,10 +220,12 @@ class Server:
                 reader, writer = await asyncio.open_connection(
                     parts.hostname, port, ssl=parts.scheme == "wss"
                 )
-                asked = (
-                    f"GET /healthz HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
+                lines = (
+                    f"GET {self.health_path} HTTP/1.1",
+                    f"Host: {parts.netloc}",
+                    "Connection: close",
                 )
-                writer.write(asked.encode())
+                writer.write("".join(f"{line}\r\n" for line in (*lines, "")).encode())
                 status = (await reader.readline()).split(None, 2)
         except (OSError, TimeoutError, ValueError) as error:
             return _said(error)
@@ -215,7 +234,7 @@ class Server:
                 writer.close()
         if len(status) < 2 or not status[0].startswith(b"HTTP/"):
             return "what answers there does not speak HTTP"
-        return "HTTP 503 at /healthz" if status[1] == b"503" else ""
+        return f"HTTP 503 at {self.health_path}" if status[1] == b"503" else ""
 
 
 class Lane:
@@ -241,12 +260,13 @@ class Lane:
         except _Broken as error:
             raise PolicyError(str(error)) from error
 
-    async def ask(self, request: bytes, *, resend: bool) -> bytes:
+    async def ask(self, *messages: bytes, read: Callable[[str | bytes], T], resend: bool) -> T:
         """Send a request and wait for its answer.
 
         Args:
-            request: The message.
-            resend: Whether another connection may be tried if this one breaks: not if the server
+            *messages: The request; there is one answer, to the last of them.
+            read: Makes of the answer what is returned. If it raises, the connection is dropped.
+            resend: Whether another connection will do if this one is lost: not if the server
                 remembers what went before on it.
 
         Raises:
@@ -255,20 +275,24 @@ class Lane:
         patience = self.server.patience
         try:
             async with asyncio.timeout(patience.reply_s):
-                return await self._ask(request, patience.sends if resend else 1)
+                return await self._ask(messages, read, patience.sends if resend else 0)
         except TimeoutError:
             raise PolicyError(
                 f"{self.server.address} has not answered within {patience.reply_s:g} s"
             ) from None
 
-    async def _ask(self, request: bytes, sends: int) -> bytes:
-        exceptions, reason = _exceptions(), ""
-        for _ in range(sends):
+    async def _ask(
+        self, messages: Sequence[bytes], read: Callable[[str | bytes], T], sends: int
+    ) -> T:
+        exceptions, reason = _exceptions(), "an earlier request failed"
+        tries = sends or int(self._connection is not None)
+        for _ in range(tries):
             try:
                 if self._connection is None:
                     self._connection = await self.server.connect()
-                await self._connection.send(request)
-                reply: str | bytes = await self._connection.recv()
+                for message in messages:
+                    await self._connection.send(message)
+                return read(await self._connection.recv())
             except (exceptions.ConnectionClosed, _Broken) as error:
                 reason = _said(error)
                 self.drop()
@@ -276,25 +300,31 @@ class Lane:
             except BaseException:
                 self.drop()  # the answer may still come, and would be taken for the next one
                 raise
-            else:
-                if isinstance(reply, bytes):
-                    return reply
-                self.drop()
-                raise PolicyError(
-                    f"{self.server.address} answered with an error:\n{reply.strip()}\n"
-                )
         raise PolicyError(
             f"the connection to {self.server.address} broke {sends} times in one request: {reason}"
-            if sends > 1
+            if sends
             else f"the connection to {self.server.address} broke in the middle of an episode, and"
             f" what the server remembers of it is lost: {reason}"
         )
+
+    async def tell(self, message: bytes) -> None:
+        """Send what nobody answers, if there is a connection."""
+        if self._connection is not None:
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._connection.send(message)
+            except (_exceptions().ConnectionClosed, TimeoutError):
+                self.drop()
 
     def drop(self) -> None:
         """Forget the connection, without a word to the server."""
         if self._connection is not None:
             self._connection.transport.abort()
             self._connection = None
+
+    async def abandon(self) -> None:
+        """`drop` from another thread, after what was submitted before."""
+        self.drop()
 
     async def close(self) -> None:
         """Take leave of the server."""

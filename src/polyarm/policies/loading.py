@@ -6,6 +6,7 @@
 - ``<module>:<name>@<path>``: the same, called with a checkpoint's path.
 - ``<path>.pt``: a TorchScript module.
 - ``openpi:ws://<host>:<port>[,ws://…][@<mapping>]``: a policy behind servers of openpi's kind.
+- ``vla-eval:ws://<host>:<port>[,ws://…][@<param>=true,…]``: a model behind servers of vla-eval.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from polyarm.policies.basic import (
 from polyarm.policies.fingerprints import source_file_digest
 
 _NAMES = (
-    *("expert", "openpi:ws://<host>:<port>", "random", "replay:<path>", "zero"),
-    *("<module>:<name>", "<path>.pt"),
+    *("expert", "openpi:ws://<host>:<port>", "random", "replay:<path>"),
+    *("vla-eval:ws://<host>:<port>", "zero", "<module>:<name>", "<path>.pt"),
 )
 _REPLAY = "replay:"
-_REMOTE = "openpi:"
+_OPENPI = "openpi:"
+_VLA_EVAL = "vla-eval:"
+_REMOTE = (_OPENPI, _VLA_EVAL)
 
 
 def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Policy:
@@ -75,10 +78,14 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
         return built_in[name]()
     if name.startswith(_REPLAY) and name != _REPLAY:
         return ReplayPolicy(name.removeprefix(_REPLAY), chunk)
-    if name.startswith(_REMOTE):
+    if name.startswith(_OPENPI):
         from polyarm.policies.websocket import openpi_policy
 
-        return openpi_policy(name.removeprefix(_REMOTE))
+        return openpi_policy(name.removeprefix(_OPENPI))
+    if name.startswith(_VLA_EVAL):
+        from polyarm.policies.vla_eval import vla_eval_policy
+
+        return vla_eval_policy(name.removeprefix(_VLA_EVAL))
     if ":" not in name and name.endswith(".pt"):
         from polyarm.policies.torch import load_torchscript
 
@@ -132,13 +139,13 @@ def identity(name: str) -> str:
 
     What is served says its fingerprint.
     """
-    return _REMOTE.rstrip(":") if name.startswith(_REMOTE) else name
+    return name.partition(":")[0] if name.startswith(_REMOTE) else name
 
 
 def source_digest(name: str) -> str:
     """A digest of the module that ``<module>:<name>`` names; "" for other policies."""
     module, colon, _ = name.partition("@")[0].partition(":")
-    if not colon or name.startswith((_REPLAY, _REMOTE)):
+    if not colon or name.startswith((_REPLAY, *_REMOTE)):
         return ""
     return source_file_digest(_module(module).__name__)
 

@@ -1,28 +1,18 @@
-"""A policy that runs elsewhere, behind openpi's websocket protocol.
-
-Every row of a batch is a request of its own, on a connection of its own, and all of them are under
-way at once. An episode stays with one server from its beginning to its end.
-"""
+"""A policy that runs elsewhere, behind openpi's websocket protocol."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import os
-import threading
-import time
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EnvSpec, EpisodeKey, PolicyOutput
+from polyarm.contracts import Batch, EnvSpec
 from polyarm.errors import PolicyError, WireError
 from polyarm.policies import wire
-from polyarm.policies.connections import Lane, LoopThread, Patience, Server, served
+from polyarm.policies.connections import Patience, Server, served
 from polyarm.policies.mapping import (
     MAPPED_ORIENTATIONS,
     MAPPINGS,
@@ -31,20 +21,20 @@ from polyarm.policies.mapping import (
     load_mapping,
     mapping_from,
 )
-
-Array = NDArray[Any]
+from polyarm.policies.remote import (
+    Decision,
+    Episode,
+    RemotePolicy,
+    checked_address,
+    plain_metadata,
+    split_name,
+)
 
 API_KEY = "POLYARM_API_KEY"
 _DEFAULT_MAPPING = "libero"
 
 
-@dataclass(slots=True)
-class _Episode:
-    lane: Lane
-    asked: bool = False
-
-
-class OpenPIPolicy:
+class OpenPIPolicy(RemotePolicy):
     """Asks one or more policy servers; of openpi's kind, or ``polyarm serve``.
 
     Use it as a context manager, or call `close`, to close its connections at once.
@@ -69,49 +59,13 @@ class OpenPIPolicy:
         patience: Patience | None = None,
     ) -> None:
         key = (os.environ.get(API_KEY, "") if api_key is None else api_key).strip()
-        self._servers = [
-            Server(_checked_address(address), key, patience or Patience()) for address in addresses
+        servers = [
+            Server(checked_address(address), key, patience or Patience()) for address in addresses
         ]
-        if not self._servers:
-            raise PolicyError("a remote policy needs an address: openpi:ws://host:port")
+        super().__init__(servers, "openpi:")
         self._mapping = load_mapping(mapping) if isinstance(mapping, str) else mapping
-        self._thread = LoopThread()
-        self._lanes: list[Lane] = []
-        self._episodes: dict[EpisodeKey, _Episode] = {}
-        self._finalizer = weakref.finalize(self, _close, self._thread, self._lanes)
-
-    def __enter__(self) -> OpenPIPolicy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections; asking again opens new ones."""
-        self._episodes.clear()
-        for server in self._servers:
-            server.idle.clear()
-            server.episodes = 0
-        _close(self._thread, self._lanes)
 
     # What servers say of themselves.
-
-    def connect(self) -> None:
-        """Wait until every server answers, and read what it says of itself.
-
-        Raises:
-            PolicyError: One does not, or they serve different policies.
-        """
-        new = [server for server in self._servers if server.metadata is None]
-        lanes = [self._lane(server) for server in new]
-        self._wait([self._thread.submit(lane.open()) for lane in lanes])
-        for lane in lanes:
-            lane.server.idle.append(lane)
-        if new:
-            told = {self._digest(server) for server in self._servers}
-            if len(told) > 1:
-                addresses = ", ".join(server.address for server in self._servers)
-                raise PolicyError(f"{addresses} serve different policies; name equal ones only")
 
     @property
     def mapping(self) -> ObservationMapping:
@@ -162,11 +116,10 @@ class OpenPIPolicy:
             return {**about, "served": str(told)}
         metadata = dict(self._servers[0].metadata or {})
         addresses = sorted(server.address for server in self._servers)
-        return {**about, "addresses": addresses, "metadata": digest(_plain(metadata))}
+        return {**about, "addresses": addresses, "metadata": digest(plain_metadata(metadata))}
 
-    @staticmethod
-    def _digest(server: Server) -> str:
-        return str(_ours(server).get("fingerprint") or digest(_plain(server.metadata)))
+    def _digest(self, server: Server) -> str:
+        return str(_ours(server).get("fingerprint") or super()._digest(server))
 
     def check_spec(self, spec: EnvSpec) -> None:
         """Refuse an env whose frames are turned otherwise than the mapping takes them.
@@ -186,51 +139,9 @@ class OpenPIPolicy:
 
     # Episodes.
 
-    def begin(self, episodes: Sequence[EpisodeKey]) -> None:
-        """These episodes begin: each is pinned to the server that has the fewest."""
-        self.connect()
-        self.end(episodes)
-        for key in episodes:
-            server = min(self._servers, key=lambda server: server.episodes)
-            server.episodes += 1
-            self._episodes[key] = _Episode(server.idle.pop() if server.idle else self._lane(server))
-
-    def end(self, episodes: Sequence[EpisodeKey]) -> None:
-        """These episodes are over; their connections serve others."""
-        for key in episodes:
-            if (episode := self._episodes.pop(key, None)) is not None:
-                episode.lane.server.episodes -= 1
-                episode.lane.server.idle.append(episode.lane)
-
-    def act(self, batch: Batch) -> Array | PolicyOutput:
-        """The servers' actions, ``(B, K, …)``, and extras if they send any.
-
-        Raises:
-            PolicyError: A server failed, hung, or answered what is no decision; names the row.
-        """
-        # Each row is on its way before the next one is packed.
-        futures = [self._ask(batch, row) for row in range(len(batch))]
-        replies = self._wait(futures)
-        rows = [self._decision(batch, row, reply) for row, reply in enumerate(replies)]
-        (first, named), *others = rows
-        for row, (actions, own) in enumerate(others, start=1):
-            if actions.shape != first.shape or set(own) != set(named):
-                raise PolicyError(
-                    f"a server answered with actions of shape {actions.shape} and extras"
-                    f" {sorted(own)}, to another row of the batch with {first.shape} and"
-                    f" {sorted(named)}",
-                    row=row,
-                )
-        extras = {name: np.stack([own[name] for _, own in rows]) for name in named}
-        stacked = np.stack([actions for actions, _ in rows])
-        return PolicyOutput(stacked, extras) if extras else stacked
-
-    def _ask(self, batch: Batch, row: int) -> concurrent.futures.Future[bytes]:
-        key = batch.keys[row]
-        if key not in self._episodes:
-            self.begin([key])
-        episode = self._episodes[key]
-        ours = bool(_ours(episode.lane.server))
+    def _ask(self, batch: Batch, row: int, episode: Episode) -> concurrent.futures.Future[bytes]:
+        key, lane = batch.keys[row], episode.lane
+        ours = bool(_ours(lane.server))
         request = self.mapping.request(batch, row)
         if ours:  # others would take these for observations
             told = [key.suite, key.task, key.index, key.repeat]
@@ -242,10 +153,9 @@ class OpenPIPolicy:
             message = wire.pack(request)
         except WireError as error:
             raise PolicyError(f"the request about {key}: {error}", row=row) from error
-        return self._thread.submit(episode.lane.ask(message, resend=resend))
+        return self._thread.submit(lane.ask(message, read=lane.server.answer, resend=resend))
 
-    def _decision(self, batch: Batch, row: int, reply: bytes) -> tuple[Array, dict[str, Array]]:
-        server = self._episodes[batch.keys[row]].lane.server
+    def _decision(self, reply: bytes, server: Server, row: int) -> Decision:
         try:
             found = wire.unpack(reply, server.patience.max_nbytes)
         except WireError as error:
@@ -263,68 +173,13 @@ class OpenPIPolicy:
         given = extras if isinstance(extras, Mapping) else {}
         return actions, {str(name): np.asarray(value) for name, value in given.items()}
 
-    # Lanes.
-
-    def _lane(self, server: Server) -> Lane:
-        lane = Lane(server)
-        self._lanes.append(lane)
-        return lane
-
-    def _wait(self, futures: Sequence[concurrent.futures.Future[Any]]) -> list[Any]:
-        """All results; if one fails, the others are given up."""
-        replies = []
-        # Each has deadlines of its own; this one is for a thread that is no more.
-        deadline = time.monotonic() + self._servers[0].patience.longest_s
-        try:
-            for row, future in enumerate(futures):
-                try:
-                    replies.append(future.result(deadline - time.monotonic()))
-                except concurrent.futures.TimeoutError:
-                    raise PolicyError("the connections' thread does not answer", row=row) from None
-                except PolicyError as error:
-                    raise PolicyError(str(error), row=row) from error
-        finally:
-            for future in futures:
-                future.cancel()
-        return replies
-
 
 def openpi_policy(name: str) -> OpenPIPolicy:
     """The policy that ``ws://host:port[,ws://…][@MAPPING]`` stands for."""
-    addresses, _, mapping = name.partition("@")
-    named = [address.strip() for address in addresses.split(",") if address.strip()]
-    return OpenPIPolicy(named, mapping or None)
-
-
-def _checked_address(address: str) -> str:
-    try:
-        parts = urlsplit(address)
-        valid = parts.scheme in ("ws", "wss") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        valid = False
-    if not valid:
-        raise PolicyError(f"{address!r} is no address of a policy server, such as ws://host:8000")
-    return address.rstrip("/")
+    addresses, mapping = split_name(name)
+    return OpenPIPolicy(addresses, mapping or None)
 
 
 def _ours(server: Server) -> Mapping[str, Any]:
     """What ``polyarm serve`` says of itself; empty for other servers."""
     return served(server.metadata)
-
-
-def _plain(metadata: Any) -> dict[str, Any]:
-    # Arrays are told apart by all of their values.
-    return {
-        str(name): value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in dict(metadata or {}).items()
-    }
-
-
-def _close(thread: LoopThread, lanes: list[Lane]) -> None:
-    if thread.is_current:  # garbage is collected by whoever comes along
-        threading.Thread(target=_close, args=(thread, lanes), daemon=True).start()
-        return
-    leaving, lanes[:] = list(lanes), []
-    futures = [thread.submit(lane.close()) for lane in leaving]
-    concurrent.futures.wait(futures, timeout=3.0)
-    thread.stop()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,25 +57,34 @@ def library(name: str) -> Any:
         ) from error
 
 
-def pack(message: Any) -> bytes:
+def pack(message: Any, plain: Callable[[Any], Any] | None = None) -> bytes:
     """A message of maps, lists, text, bytes, numbers and arrays as bytes.
+
+    Args:
+        message: The message.
+        plain: Makes maps of arrays and NumPy scalars; by default openpi's.
 
     Raises:
         WireError: It holds something else, such as an array of objects.
     """
     try:
-        packed: bytes = library("msgpack").packb(message, default=_plain)
+        packed: bytes = library("msgpack").packb(message, default=plain or _plain)
     except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"this cannot be sent: {error}") from error
     return packed
 
 
-def unpack(data: bytes, max_nbytes: int = MAX_NBYTES) -> Any:
+def unpack(
+    data: bytes,
+    max_nbytes: int = MAX_NBYTES,
+    restored: Callable[[dict[Any, Any]], Any] | None = None,
+) -> Any:
     """What `pack`, or openpi's own packer, made bytes of. Arrays are read-only.
 
     Args:
         data: One whole message.
         max_nbytes: Longer ones are refused.
+        restored: Makes arrays of maps that hold one; by default of openpi's.
 
     Raises:
         WireError: It is no such message.
@@ -86,7 +95,7 @@ def unpack(data: bytes, max_nbytes: int = MAX_NBYTES) -> Any:
     try:
         return msgpack.unpackb(
             data,
-            object_hook=_restored,
+            object_hook=restored or _restored,
             ext_hook=_refused,
             max_array_len=_MAX_LIST,
             max_map_len=_MAX_MAP,
@@ -122,15 +131,19 @@ def _plain(value: Any) -> Any:
 
 def _restored(found: dict[Any, Any]) -> Any:
     if b"__ndarray__" in found:
-        return _array(found)
+        return restored_array(found.get(b"dtype"), found.get(b"data"), found.get(b"shape"))
     if b"__npgeneric__" in found:
         return _scalar(found)
     return found
 
 
-def _array(found: Mapping[bytes, Any]) -> Array:
-    dtype = _checked(found.get(b"dtype"))
-    data, shape = found.get(b"data"), found.get(b"shape")
+def restored_array(dtype_name: Any, data: Any, shape: Any) -> Array:
+    """An array of what a message says of it, read-only and without a copy.
+
+    Raises:
+        WireError: That is no array, or one of objects.
+    """
+    dtype = _checked(dtype_name)
     if not isinstance(data, bytes):
         raise WireError(f"an array whose data are a {type(data).__qualname__}, not bytes")
     if (
@@ -173,4 +186,4 @@ def _checked(name: Any) -> np.dtype[Any]:
 
 
 def _refused(code: int, data: bytes) -> Any:
-    raise WireError(f"an extension type, {code}; openpi's messages have none")
+    raise WireError(f"an extension type, {code}; these messages have none")

@@ -26,7 +26,7 @@ from polyarm.policies.loading import (
     load_policy,
     source_digest,
 )
-from polyarm.policies.websocket import OpenPIPolicy
+from polyarm.policies.remote import RemotePolicy
 from polyarm.recording.filenames import episode_file, safe_name, stale_parts
 from polyarm.recording.trajectory import save_trajectory
 from polyarm.report.encoding import plain
@@ -315,7 +315,7 @@ class Evaluator:
     def _unload(self) -> None:
         """Forget policies that were loaded by their names."""
         for _, policy in self._loaded.values():
-            if isinstance(policy, OpenPIPolicy):
+            if isinstance(policy, RemotePolicy):
                 policy.close()
         self._loaded.clear()
 
