@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,8 @@ def _add(digest: Any, value: Any, depth: int) -> None:
     digest.update(type(value).__qualname__.encode() + b"\0")
     if isinstance(value, _PLAIN):
         digest.update(repr(value).encode(errors="surrogatepass"))
+    elif isinstance(value, ModuleType):
+        digest.update(value.__name__.encode())
     elif isinstance(value, np.ndarray | np.generic):
         array = np.ascontiguousarray(value)
         digest.update(f"{array.dtype.str}{array.shape}".encode())
