@@ -133,6 +133,8 @@ def _conclude(
     out = console.console(stderr=False)
     reporting.show(results, out)
     out.print(f"\nreport: {path}", soft_wrap=True, markup=False)
+    if options.save_dataset is not None and Path(options.save_dataset).is_dir():
+        out.print(f"dataset: {options.save_dataset}", soft_wrap=True, markup=False)
     if options.report_to is not None:
         from polyarm.report.sinks import report_to
 
@@ -231,6 +233,8 @@ def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Cons
     )
     with tempfile.TemporaryDirectory(prefix="polyarm-") as name:
         folder = Path(name)
+        if short.save_dataset is not None:
+            short = replace(short, save_dataset=str(folder / "dataset"))
         with Evaluator(options.tasks, short, folder) as evaluator:
             began = time.perf_counter()
             with live_progress(errors, [""]) as show:

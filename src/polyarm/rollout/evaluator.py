@@ -7,7 +7,7 @@ the episodes that are missing, and the results are those of an undisturbed run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from polyarm.recording.trajectory import save_trajectory
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
 from polyarm.report.results import Results
+from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.journal import Finished, Journal, storage_errors
+from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal, storage_errors
 from polyarm.rollout.live_envs import LiveEnvs, Need
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import (
@@ -45,6 +46,7 @@ from polyarm.rollout.plan import (
 )
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
+from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
 
 PolicyLike = Policy | str | Callable[..., Any]
@@ -99,14 +101,20 @@ class Evaluator:
         *,
         observed_slots: Sequence[int] | None = None,
     ) -> None:
-        if folder is None and (options.recorded != "none" or options.save_trajectories):
-            raise InvalidCall("videos and trajectories need a folder: give out")
         if folder is not None:
             require_report_extra()
+        elif options.recorded != "none" or options.save_trajectories or options.save_dataset:
+            raise InvalidCall("videos, trajectories and datasets need a folder: give out")
+        if options.save_dataset and observed_slots is not None:
+            raise InvalidCall("a dataset needs all slots: leave observed_slots out")
+        refuse_own_options(options.suite_settings())
         self._options = options
         self._folder = folder
-        self._envs = LiveEnvs(options, folder, observed_slots)
         self.groups = group_tasks(tasks, options)
+        self._dataset: DatasetExport | None = None
+        if folder is not None and options.save_dataset is not None:
+            self._dataset = DatasetExport(options, folder, self.groups)
+        self._envs = LiveEnvs(options, folder, observed_slots, self._dataset)
         for group in self.groups:
             self._envs.check_recording(group)
         self._protocol = protocol(self.groups, options)
@@ -160,6 +168,8 @@ class Evaluator:
                         show(Progress(known, len(planned), running, spent, made, result))
                     if stop_after is not None and spent > stop_after:
                         self.stop()
+                if self._dataset is not None and journal is not None:
+                    self._dataset.write(self._known(policies), journal.beat)
         except BaseException:
             self.close()
             raise
@@ -170,18 +180,22 @@ class Evaluator:
 
     def results(self, labels: Sequence[str]) -> Results:
         """What is known so far about these policies."""
-        keys = [(label, key) for label in labels for key in self.planned]
         wall = dict(self._wall)
         if self._on_gpu and wall["total"]:
             wall["gpu_busy_share"] = min(1.0, wall["policy"] / wall["total"])
         return Results(
-            episodes=tuple(self.finished[key] for key in keys if key in self.finished),
-            planned=len(keys),
+            episodes=tuple(self._known(labels)),
+            planned=len(labels) * len(self.planned),
             provenance=condensed(self._run_file()["protocol"]),
             options=self._options.as_dict(),
             wall=wall,
             notes=tuple(self.notes),
         )
+
+    def _known(self, labels: Iterable[str]) -> list[EpisodeResult]:
+        """What is finished of what is planned, policy after policy."""
+        keys = [(label, key) for label in labels for key in self.planned]
+        return [self.finished[key] for key in keys if key in self.finished]
 
     def close(self) -> None:
         """Close all envs, and the connections of policies that run elsewhere."""
@@ -256,6 +270,8 @@ class Evaluator:
             with storage_errors(self._folder):
                 save_trajectory(self._folder / name, episode.trajectory())
             result = replace(result, trajectory=str(name))
+        if self._dataset is not None and result.outcome != "error":
+            self._dataset.stage(label, episode)
         return result
 
     def _enter(self, journal: Journal | None, result: EpisodeResult) -> None:
@@ -270,7 +286,9 @@ class Evaluator:
             own = getattr(policy, "execute", None)
             execute = 1 if options.ensemble is not None else own if isinstance(own, int) else None
         return RunnerOptions(
-            episode=EpisodeOptions(execute, options.ensemble, options.save_trajectories),
+            episode=EpisodeOptions(
+                execute, options.ensemble, options.save_trajectories, self._dataset is not None
+            ),
             max_batch=options.max_batch,
             max_wait_s=options.max_wait_ms / 1000,
             policy_timeout_s=seconds(options.policy_timeout),
@@ -363,10 +381,12 @@ class Evaluator:
         fresh = self._options.fresh and not self._opened
         journal = Journal(self._folder, self._run_file(), fresh=fresh)
         try:
-            for name in ("videos", "trajectories"):
+            for name in KEPT_EPISODES:
                 for part in stale_parts(self._folder / name):
                     part.unlink(missing_ok=True)
             self.finished = dict(journal.finished)
+            if self._dataset is not None:
+                self._dataset.begin(self._known(policies))
             if not self._opened:
                 self._go_on_from(self._folder)
             self._opened = True
