@@ -26,7 +26,7 @@ from polyarm.recording.options import rational
 from polyarm.recording.trajectory import save_trajectory
 from polyarm.recording.video import camera_images
 
-ENCODING = {"preset": "veryfast", "crf": "18", "g": "2", "bf": "0"}
+ENCODING = {"preset": "veryfast", "crf": "12", "g": "2", "bf": "0"}
 """Every second frame is a key frame, as in LeRobot's files: training reads single frames."""
 
 

@@ -13,6 +13,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import gymnasium
 
 from polyarm import __version__, registry
-from polyarm.contracts import EnvDescription, EnvSpec, EpisodeKey, EpisodeResult
+from polyarm.contracts import EnvSpec, EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall, RunConflict
 from polyarm.policies.lerobot_observations import LIBERO_CAMERAS, METAWORLD_STATE
 from polyarm.recording.dataset import (
@@ -65,8 +66,8 @@ class DatasetExport:
                 "a dataset takes tasks whose observations and actions agree; those of"
                 f" {first} and {other} may not. Save them one by one."
             )
-        self._folder = folder.absolute()
-        self._target = Path(options.save_dataset).absolute()
+        self._folder = folder.resolve()
+        self._target = Path(options.save_dataset).resolve()
         self._only_successes = options.dataset_episodes == "successes"
         self._staging = self._folder / STAGED_EPISODES
         self._robot_type = groups[0].specs[0].suite
@@ -135,18 +136,18 @@ class DatasetExport:
             _log.warning("no episode has ended that could be saved: %s is not made", self._target)
             return
         part = self._beside("part")
-        with storage_errors(self._target):
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            with storage_errors(self._target):
+                part.mkdir(parents=True)
+                with closing(DatasetWriter(part, self._staged.fps, self._robot_type)) as writer:
+                    for result in chosen:
+                        writer.add(self._episode(result))
+                        alive()
+                    writer.finish(self._about(chosen))
+                self._move(part)
+        finally:
             shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            writer = DatasetWriter(part, self._staged.fps, self._robot_type)
-            try:
-                for result in chosen:
-                    writer.add(self._episode(result))
-                    alive()
-                writer.finish(self._about(chosen))
-            finally:
-                writer.close()
-            self._move(part)
 
     def _episode(self, result: EpisodeResult) -> Episode:
         files = self._files(result.policy, result.key)
@@ -221,11 +222,11 @@ def _staging_options(spec: EnvSpec, staging: Path, fps: float) -> DatasetOptions
     """
     description = registry.load(spec.suite).describe(spec)
     metadata = description.metadata if description is not None else {}
-    _refuse_odd_frames(description)
+    if spec.cameras and description is not None:
+        _refuse_odd_frames(description.observation_space)
     libero = spec.suite == "libero"
-    names = {camera: LIBERO_CAMERAS.get(camera, camera) if libero else camera
-             for camera in spec.cameras}  # fmt: skip
-    features = {camera: f"observation.images.{name}" for camera, name in names.items()}
+    names = LIBERO_CAMERAS if libero else {}
+    features = {each: f"observation.images.{names.get(each, each)}" for each in spec.cameras}
     if len(features) == 1 and not libero:
         features = dict.fromkeys(features, "observation.image")
     return DatasetOptions(
@@ -237,13 +238,13 @@ def _staging_options(spec: EnvSpec, staging: Path, fps: float) -> DatasetOptions
     )
 
 
-def _refuse_odd_frames(description: EnvDescription | None) -> None:
+def _refuse_odd_frames(space: gymnasium.Space[Any]) -> None:
     """Colours are stored for two by two pixels, and LeRobot expects frames of the named size."""
-    spaces = getattr(description, "observation_space", {})
-    for key in spaces if isinstance(spaces, gymnasium.spaces.Dict) else ():
-        if key.startswith("pixels/") and any(size % 2 for size in spaces[key].shape[:2]):
-            height, width = spaces[key].shape[:2]
+    assert isinstance(space, gymnasium.spaces.Dict)
+    for key, frame in space.items():
+        height, width = (*(frame.shape or ()), 0, 0)[:2]
+        if key.startswith("pixels/") and (height % 2 or width % 2):
             raise InvalidCall(
-                f"videos of a dataset have an even height and width, but {key} is {height} x"
-                f" {width}; choose another --image-size"
+                f"videos of a dataset have an even height and width, but {key} has {height} x"
+                f" {width} pixels; choose another --image-size"
             )
