@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import polyarm
+from polyarm.policies.lerobot_observations import to_lerobot
 from polyarm.suites.metaworld import action_space
 
 pytestmark = [pytest.mark.simulator, pytest.mark.frames]
@@ -187,6 +188,55 @@ def test_a_policy_of_lerobot_learns_from_it(watched, read):
     loss, _ = ACTPolicy(config).forward(prepare(next(iter(loader))))
     loss.backward()
     assert torch.isfinite(loss)
+
+
+class Chunked:
+    """Acts at random, three steps at a time, and remembers what it saw."""
+
+    fingerprint = "chunked"
+    row_independent = True
+
+    def __init__(self):
+        self.seen: list = []
+
+    def begin(self, episodes):
+        pass
+
+    def act(self, batch):
+        self.seen.append({name: leaf.copy() for name, leaf in batch.obs.items()})
+        return np.clip(0.3 * batch.noise(3, 7), -1, 1)
+
+
+def test_libero_is_saved_as_lerobots_own_processor_shows_it(read, tmp_path):
+    given = {
+        "episodes": 1, "num_envs": 1, "protocol": "lerobot", "image_size": (64, 64),
+        "cameras": ("agentview", "robot0_eye_in_hand"), "suite_options": ("max_steps=6",),
+    }  # fmt: skip
+    plain, saved = Chunked(), Chunked()
+    for policy, options in ((plain, {}), (saved, {"save_dataset": tmp_path / "data"})):
+        results = polyarm.evaluate(
+            policy, "libero/libero_spatial/0", out=tmp_path / f"{len(options)}", **options, **given
+        )
+        assert results.errors == results.missing == 0
+    for one, other in zip(plain.seen, saved.seen, strict=True):  # although all frames were drawn
+        assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from lerobot.envs.utils import preprocess_observation
+        from lerobot.processor.env_processor import LiberoProcessorStep
+    dataset = read(tmp_path / "data")
+    assert len(dataset) == 6
+    for decision, obs in enumerate(saved.seen):
+        step = LiberoProcessorStep()
+        expected = step.observation(preprocess_observation(to_lerobot(obs, "libero")))
+        item = dataset[3 * decision]
+        for name in ("observation.images.image", "observation.images.image2"):
+            difference = (item[name] - expected[name][0]).abs().mean()
+            assert difference < 4 / 255
+        np.testing.assert_allclose(
+            item["observation.state"], expected["observation.state"][0], rtol=1e-5, atol=1e-6
+        )
 
 
 def contents(root: Path) -> tuple[dict[str, bytes], list]:
