@@ -240,7 +240,8 @@ def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Cons
             with live_progress(errors, [""]) as show:
                 results = evaluator.run(dict([next(iter(policies.items()))]), show)
             spent = time.perf_counter() - began - results.wall["startup"]
-        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+        nbytes = sum({file.st_ino: file.st_size for file in files}.values())  # links count once
     out = console.console(stderr=False)
     made = len(results.episodes)
     out.print(f"{planned} episodes: {each} per policy, {len(policies)} policies")

@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +33,7 @@ from polyarm.recording.dataset import (
 from polyarm.recording.dataset_writer import ABOUT, DatasetWriter, Episode
 from polyarm.recording.trajectory import load_trajectory, save_trajectory
 from polyarm.rollout.episode import RunningEpisode
-from polyarm.rollout.journal import STAGED_EPISODES, storage_errors
+from polyarm.rollout.journal import STAGED_EPISODES, Finished, storage_errors
 from polyarm.rollout.options import EvalOptions
 from polyarm.rollout.plan import Group
 
@@ -87,17 +87,18 @@ class DatasetExport:
         both = {beside["observer"]: dict(beside["observer_options"]), _RECORDER: own}
         return {"observer": _SEVERAL, "observer_options": {"recorders": both}}
 
-    def begin(self, finished: Iterable[EpisodeResult]) -> None:
+    def begin(self, finished: Finished, planned: Sequence[EpisodeKey]) -> None:
         """Get ready to stage episodes.
 
         Args:
             finished: What need not be played again.
+            planned: The episodes of each policy.
 
         Raises:
-            RunConflict: One of these was not staged.
+            RunConflict: One that the dataset should hold was not staged.
         """
-        for result in finished:
-            if result.outcome != "error" and not self._files(result.policy, result.key).complete():
+        for result in self._chosen(finished, planned):
+            if not self._files(result.policy, result.key).complete():
                 raise RunConflict(
                     f"{self._folder} holds finished episodes that were not saved for a dataset,"
                     f" such as {result.key}. Choose another folder with --out, or start over with"
@@ -123,15 +124,17 @@ class DatasetExport:
         with storage_errors(self._folder):
             save_trajectory(files.executed, known)
 
-    def write(self, results: Iterable[EpisodeResult], alive: Callable[[], None]) -> None:
+    def write(
+        self, finished: Finished, planned: Sequence[EpisodeKey], alive: Callable[[], None]
+    ) -> None:
         """Put the dataset together.
 
         Args:
-            results: The run's, in the order of the dataset.
+            finished: What there is, of all policies of the run.
+            planned: The episodes of each policy, in the order of the dataset.
             alive: Called after every episode.
         """
-        wanted = ("success",) if self._only_successes else ("success", "failure")
-        chosen = [result for result in results if result.outcome in wanted]
+        chosen = self._chosen(finished, planned)
         if not chosen:
             _log.warning("no episode has ended that could be saved: %s is not made", self._target)
             return
@@ -148,6 +151,13 @@ class DatasetExport:
                 self._move(part)
         finally:
             shutil.rmtree(part, ignore_errors=True)
+
+    def _chosen(self, finished: Finished, planned: Sequence[EpisodeKey]) -> list[EpisodeResult]:
+        """What the dataset holds, policy after policy, in an order that no run can change."""
+        wanted = ("success",) if self._only_successes else ("success", "failure")
+        labels = sorted({label for label, _ in finished})
+        results = [finished.get((label, key)) for label in labels for key in planned]
+        return [result for result in results if result and result.outcome in wanted]
 
     def _episode(self, result: EpisodeResult) -> Episode:
         files = self._files(result.policy, result.key)

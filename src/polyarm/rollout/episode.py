@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import EpisodeKey, EpisodeResult, Outcome, map_leaves, stack_leaves
 from polyarm.errors import PolicyError, SlotError
+from polyarm.recording.filenames import episode_file, safe_name
+from polyarm.recording.trajectory import save_trajectory
 from polyarm.rollout.chunking import ActionQueue
+from polyarm.rollout.journal import storage_errors
 
 Array = NDArray[Any]
 
@@ -178,3 +182,16 @@ class RunningEpisode:
             "obs": stack_leaves(observations),
             "extras": stack_leaves(extras),
         }
+
+    def save_trajectory(self, folder: Path, label: str) -> str:
+        """Save what happened; returns the file, relative to the run's folder.
+
+        Args:
+            folder: The run's.
+            label: Which of several policies this is, or "".
+        """
+        below = Path("trajectories", safe_name(label) if label else "")
+        name = below / episode_file(self.key, ".npz")
+        with storage_errors(folder):
+            save_trajectory(folder / name, self.trajectory())
+        return str(name)

@@ -7,7 +7,7 @@ the episodes that are missing, and the results are those of an undisturbed run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,23 +27,16 @@ from polyarm.policies.loading import (
     source_digest,
 )
 from polyarm.policies.websocket import OpenPIPolicy
-from polyarm.recording.filenames import episode_file, safe_name, stale_parts
-from polyarm.recording.trajectory import save_trajectory
+from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
 from polyarm.report.results import Results
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal, storage_errors
+from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal
 from polyarm.rollout.live_envs import LiveEnvs, Need
 from polyarm.rollout.options import EvalOptions, seconds
-from polyarm.rollout.plan import (
-    Group,
-    condensed,
-    group_tasks,
-    planned_ranges,
-    protocol,
-)
+from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges, protocol
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
 from polyarm.rollout.suite_settings import refuse_own_options
@@ -169,7 +162,7 @@ class Evaluator:
                     if stop_after is not None and spent > stop_after:
                         self.stop()
                 if self._dataset is not None and journal is not None:
-                    self._dataset.write(self._known(policies), journal.beat)
+                    self._dataset.write(self.finished, self.planned, journal.beat)
         except BaseException:
             self.close()
             raise
@@ -180,22 +173,18 @@ class Evaluator:
 
     def results(self, labels: Sequence[str]) -> Results:
         """What is known so far about these policies."""
+        keys = [(label, key) for label in labels for key in self.planned]
         wall = dict(self._wall)
         if self._on_gpu and wall["total"]:
             wall["gpu_busy_share"] = min(1.0, wall["policy"] / wall["total"])
         return Results(
-            episodes=tuple(self._known(labels)),
-            planned=len(labels) * len(self.planned),
+            episodes=tuple(self.finished[key] for key in keys if key in self.finished),
+            planned=len(keys),
             provenance=condensed(self._run_file()["protocol"]),
             options=self._options.as_dict(),
             wall=wall,
             notes=tuple(self.notes),
         )
-
-    def _known(self, labels: Iterable[str]) -> list[EpisodeResult]:
-        """What is finished of what is planned, policy after policy."""
-        keys = [(label, key) for label in labels for key in self.planned]
-        return [self.finished[key] for key in keys if key in self.finished]
 
     def close(self) -> None:
         """Close all envs, and the connections of policies that run elsewhere."""
@@ -265,11 +254,7 @@ class Evaluator:
         assert episode.result is not None
         result = replace(episode.result, policy=label)
         if self._options.save_trajectories and result.steps and self._folder is not None:
-            below = Path("trajectories", safe_name(label) if label else "")
-            name = below / episode_file(result.key, ".npz")
-            with storage_errors(self._folder):
-                save_trajectory(self._folder / name, episode.trajectory())
-            result = replace(result, trajectory=str(name))
+            result = replace(result, trajectory=episode.save_trajectory(self._folder, label))
         if self._dataset is not None and result.outcome != "error":
             self._dataset.stage(label, episode)
         return result
@@ -386,7 +371,7 @@ class Evaluator:
                     part.unlink(missing_ok=True)
             self.finished = dict(journal.finished)
             if self._dataset is not None:
-                self._dataset.begin(self._known(policies))
+                self._dataset.begin(self.finished, self.planned)
             if not self._opened:
                 self._go_on_from(self._folder)
             self._opened = True

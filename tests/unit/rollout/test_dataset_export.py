@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 import polyarm
 from polyarm import EvalOptions, Evaluator, InvalidCall, MissingExtra, RunConflict, UnknownName
+from polyarm.cli.evaluate import run
 from polyarm.errors import StorageError
 from polyarm.recording.dataset_writer import ABOUT
 from polyarm.testing import CountingPolicy, CrashingEnv
@@ -153,11 +154,29 @@ def test_several_policies_share_a_dataset(tmp_path):
         episodes=1, num_envs=2, num_workers=0, save_dataset=str(tmp_path / "data")
     )
     with Evaluator([TOYS], options, tmp_path / "run") as evaluator:
-        evaluator.run({"b": "zero", "a": "random"})
+        evaluator.run({"b": "random"})
+        evaluator.run({"a": "zero"})  # joins what is there
     assert [(e["policy"], e["task"]) for e in contents(tmp_path)[1]] == [
-        ("b", "count-3"), ("b", "count-10"), ("a", "count-3"), ("a", "count-10"),
+        ("a", "count-3"), ("a", "count-10"), ("b", "count-3"), ("b", "count-10"),
     ]  # fmt: skip
-    assert not np.array(steps(tmp_path)["action"].to_pylist())[:13].any()
+    moved = np.array(steps(tmp_path)["action"].to_pylist()).any(axis=1)
+    assert moved.tolist() == [False] * 13 + [True] * 13
+
+
+def test_a_dry_run_saves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = EvalOptions(
+        task=TOYS,
+        episodes=2,
+        num_envs=2,
+        num_workers=0,
+        save_dataset="data",
+        dry_run=True,
+        **FILMED,
+    )
+    assert run(options) == 0
+    assert "4 episodes" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_any_gymnasium_env_can_be_saved(tmp_path):
