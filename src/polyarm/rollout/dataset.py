@@ -133,7 +133,12 @@ class DatasetExport:
             finished: What there is, of all policies of the run.
             planned: The episodes of each policy, in the order of the dataset.
             alive: Called after every episode.
+
+        Raises:
+            InvalidCall: Somebody else has taken the place meanwhile.
+            StorageError: It could not be written; an earlier one is still there.
         """
+        self._refuse_foreign_target()
         chosen = self._chosen(finished, planned)
         if not chosen:
             _log.warning("no episode has ended that could be saved: %s is not made", self._target)
@@ -239,13 +244,16 @@ def _staging_options(spec: EnvSpec, staging: Path, fps: float) -> DatasetOptions
     features = {each: f"observation.images.{names.get(each, each)}" for each in spec.cameras}
     if len(features) == 1 and not libero:
         features = dict.fromkeys(features, "observation.image")
-    return DatasetOptions(
-        folder=str(staging),
-        fps=float(metadata.get("render_fps", 0) or fps),
-        cameras=features,
-        state_size=METAWORLD_STATE if spec.suite == "metaworld" else 0,
-        mirrored=libero,
-    )
+    try:
+        return DatasetOptions(
+            folder=str(staging),
+            fps=float(metadata.get("render_fps", 0) or fps),
+            cameras=features,
+            state_size=METAWORLD_STATE if spec.suite == "metaworld" else 0,
+            mirrored=libero,
+        )
+    except ValueError as error:
+        raise InvalidCall(str(error)) from error
 
 
 def _refuse_odd_frames(space: gymnasium.Space[Any]) -> None:

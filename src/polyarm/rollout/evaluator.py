@@ -272,7 +272,10 @@ class Evaluator:
             execute = 1 if options.ensemble is not None else own if isinstance(own, int) else None
         return RunnerOptions(
             episode=EpisodeOptions(
-                execute, options.ensemble, options.save_trajectories, self._dataset is not None
+                execute,
+                options.ensemble,
+                keep=options.save_trajectories,
+                keep_actions=self._dataset is not None,
             ),
             max_batch=options.max_batch,
             max_wait_s=options.max_wait_ms / 1000,

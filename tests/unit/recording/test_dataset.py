@@ -42,8 +42,8 @@ def no_threads_left():
 def image(camera: str, step: int) -> np.ndarray:
     """Brighter to the right and downwards, another colour at each step."""
     rows, columns = np.mgrid[: SIZE[0], : SIZE[1]]
-    tone = np.stack([rows * 4, columns * 4, np.full(SIZE, 9 * step)], -1)
-    return (tone + (30 if camera == "wrist" else 0)).astype(np.uint8)
+    tone = np.stack([rows * 4, columns * 4, np.full(SIZE, 60 * step % 256)], -1)
+    return (tone + (15 if camera == "wrist" else 0)).clip(0, 255).astype(np.uint8)
 
 
 def observation(step: int, cameras=CAMERAS) -> dict:
@@ -75,6 +75,8 @@ def staged(folder: Path, key=KEY, cameras=CAMERAS):
 def decoded(path: Path) -> tuple[list[np.ndarray], list[float]]:
     with av.open(str(path)) as container:
         frames = list(container.decode(video=0))
+        # Some readers find a frame by its time and the mean rate alone.
+        assert container.streams.video[0].average_rate == 20
         return [frame.to_ndarray(format="rgb24") for frame in frames], [f.time for f in frames]
 
 

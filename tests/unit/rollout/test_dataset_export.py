@@ -212,6 +212,20 @@ def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     evaluate(tmp_path, name="run/lerobot")
 
 
+def test_what_is_put_there_during_the_run_is_not_lost(tmp_path):
+    def policy(batch):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data/thesis.tex").touch()
+        return np.zeros((len(batch), 2), np.float32)
+
+    with pytest.raises(InvalidCall, match="data holds something that is no dataset of this run"):
+        evaluate(tmp_path, policy)
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["thesis.tex"]
+    (tmp_path / "data/thesis.tex").unlink()
+    evaluate(tmp_path, policy)
+    assert len(contents(tmp_path)[1]) == 4
+
+
 def test_starting_over_starts_the_dataset_over(tmp_path):
     evaluate(tmp_path, episodes=2)
     evaluate(tmp_path, "zero", episodes=1, fresh=True)
@@ -232,6 +246,7 @@ def test_episodes_that_were_played_without_a_dataset_cannot_be_in_it(tmp_path):
     [
         ({"tasks": [TOYS, "gym/CartPole-v1"]}, "toy/count-3 and gym/CartPole-v1 may not"),
         ({"cameras": ("front",), "image_size": (16, 15)}, "pixels/front has 16 x 15 pixels"),
+        ({"tasks": "gym/CartPole-v1", "fps": 0.0}, "more than 0 steps per second"),
     ],
 )
 def test_what_does_not_fit_into_a_dataset_is_refused(tmp_path, options, match):
