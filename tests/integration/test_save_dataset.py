@@ -277,7 +277,7 @@ def test_a_killed_run_goes_on_to_the_same_dataset(undisturbed, tmp_path):
     with subprocess.Popen(
         command, stderr=subprocess.DEVNULL, start_new_session=True, **given
     ) as run:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 90
         while not (journal.exists() and journal.read_bytes()):
             assert run.poll() is None
             assert time.monotonic() < deadline
