@@ -39,6 +39,7 @@ def test_the_suite_shown_in_contributing_passes_its_own_test(tmp_path, monkeypat
         "docs/displays.md",
         "docs/doctor.md",
         "docs/serving.md",
+        "docs/datasets.md",
         "docs/coming-from-rlbench-scripts.md",
     ],
 )
@@ -62,6 +63,7 @@ def test_every_example_is_valid_python(document):
         "docs/displays.md",
         "docs/doctor.md",
         "docs/serving.md",
+        "docs/datasets.md",
         "docs/coming-from-rlbench-scripts.md",
     ],
 )

@@ -133,6 +133,8 @@ def _conclude(
     out = console.console(stderr=False)
     reporting.show(results, out)
     out.print(f"\nreport: {path}", soft_wrap=True, markup=False)
+    if options.save_dataset is not None and Path(options.save_dataset).is_dir():
+        out.print(f"dataset: {options.save_dataset}", soft_wrap=True, markup=False)
     if options.report_to is not None:
         from polyarm.report.sinks import report_to
 
@@ -231,12 +233,15 @@ def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Cons
     )
     with tempfile.TemporaryDirectory(prefix="polyarm-") as name:
         folder = Path(name)
+        if short.save_dataset is not None:
+            short = replace(short, save_dataset=str(folder / "dataset"))
         with Evaluator(options.tasks, short, folder) as evaluator:
             began = time.perf_counter()
             with live_progress(errors, [""]) as show:
                 results = evaluator.run(dict([next(iter(policies.items()))]), show)
             spent = time.perf_counter() - began - results.wall["startup"]
-        nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+        nbytes = sum({file.st_ino: file.st_size for file in files}.values())  # links count once
     out = console.console(stderr=False)
     made = len(results.episodes)
     out.print(f"{planned} episodes: {each} per policy, {len(policies)} policies")

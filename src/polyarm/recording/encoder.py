@@ -14,7 +14,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -34,6 +34,7 @@ _DEADLINE_S = 120.0
 """For a queue that stays full or a thread that does not end: a disk that has stopped answering."""
 
 _ENCODER_OPTIONS = {"preset": "veryfast", "crf": "23"}
+_NO_LABEL = Label(0, success=False)
 _BT601, _LIMITED_RANGE = 5, 1  # in the numbers of FFmpeg and H.264
 
 _log = logging.getLogger(__name__)
@@ -64,19 +65,27 @@ class VideoFile:
         path: Where it will be, once it is kept.
         rate: Frames per second.
         caption: Drawn into the lowest ``caption.height`` rows of every frame.
+        encoding: Options of the encoder, instead of those for people to watch.
     """
 
-    def __init__(self, path: Path, rate: Fraction, caption: Caption | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        rate: Fraction,
+        caption: Caption | None = None,
+        encoding: Mapping[str, str] = _ENCODER_OPTIONS,
+    ) -> None:
         self.path = path
         self._part = path.with_name(f"{path.name}.part")
         self._rate = rate
         self._caption = caption
+        self._encoding = dict(encoding)
         self._frames: queue.Queue[tuple[Pixels, Label] | None] = queue.Queue(_QUEUE_FRAMES)
         self._thread: threading.Thread | None = None
         self._void = threading.Event()
         self._failure: BaseException | None = None
 
-    def add(self, pixels: Pixels, label: Label) -> None:
+    def add(self, pixels: Pixels, label: Label = _NO_LABEL) -> None:
         """Hand over a frame: even height and width, and nobody else's from now on.
 
         Raises:
@@ -189,7 +198,7 @@ class VideoFile:
             container.mux(stream.encode(None))
 
     def _add_stream(self, container: OutputContainer, pixels: Pixels) -> VideoStream:
-        stream = container.add_stream("libx264", rate=self._rate, options=dict(_ENCODER_OPTIONS))
+        stream = container.add_stream("libx264", rate=self._rate, options=self._encoding)
         stream.height, stream.width = pixels.shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.thread_count = 1  # the workers already use every core

@@ -113,10 +113,10 @@ class VideoOptions:
     def rate(self) -> Fraction:
         """Frames per second of the file, exactly."""
         if self.realtime and self.env_fps > 0:
-            return _rational(self.env_fps) / self.stride
-        return _rational(self.fps)
+            return rational(self.env_fps) / self.stride
+        return rational(self.fps)
 
 
-def _rational(rate: float) -> Fraction:
+def rational(rate: float) -> Fraction:
     """The simple fraction meant by a float: 100/3 for 33.333333333333336."""
     return Fraction(rate).limit_denominator(_RATE_DENOMINATOR) or Fraction(rate)

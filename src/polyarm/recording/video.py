@@ -28,6 +28,7 @@ __all__ = [
     "parse_record",
     "require_video_extra",
     "stale_parts",
+    "camera_images",
 ]
 
 _IMAGE_DIMENSIONS = 3
@@ -139,7 +140,7 @@ class VideoRecorder:
     def _observe(self, episode: ObservedEpisode, step: int, obs: Any, *, success: bool) -> None:
         self._off_stride = None
         wanted = self.wants_frames(step)
-        images = _images(obs, self._cameras, episode.upright)
+        images = camera_images(obs, self._cameras, episode.upright)
         if images is None:
             if wanted:
                 raise InvalidObservation(self._missing(episode, step, obs))
@@ -202,8 +203,14 @@ class VideoRecorder:
         )
 
 
-def _images(obs: Any, cameras: Sequence[str], upright: tuple[int, int]) -> dict[str, Pixels] | None:
-    """The frame of each camera, turned upright but not copied; None unless all are there."""
+def camera_images(
+    obs: Any, cameras: Sequence[str], turn: tuple[int, int]
+) -> dict[str, Pixels] | None:
+    """The frame of each camera, turned but not copied; None unless all are there.
+
+    Raises:
+        InvalidObservation: A frame is no RGB image.
+    """
     if not isinstance(obs, Mapping):
         return None
     images = {}
@@ -217,7 +224,7 @@ def _images(obs: Any, cameras: Sequence[str], upright: tuple[int, int]) -> dict[
                 f"the frame of camera {camera!r} is {image.dtype} {image.shape}; "
                 "only uint8 (height, width, 3) can be recorded"
             )
-        images[camera] = image[:: upright[0], :: upright[1]]
+        images[camera] = image[:: turn[0], :: turn[1]]
     return images
 
 

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import EpisodeKey, EpisodeResult, Outcome, map_leaves, stack_leaves
 from polyarm.errors import PolicyError, SlotError
+from polyarm.recording.filenames import episode_file, safe_name
+from polyarm.recording.trajectory import save_trajectory
 from polyarm.rollout.chunking import ActionQueue
+from polyarm.rollout.journal import storage_errors
 
 Array = NDArray[Any]
 
@@ -26,11 +30,13 @@ class EpisodeOptions:
         execute: Actions executed per decision at most; None for all that the policy returns.
         ensemble: Weight of temporal ensembling, or None.
         keep: Whether observations, actions, rewards and extras are kept.
+        keep_actions: Whether actions and rewards are, in any case.
     """
 
     execute: int | None = None
     ensemble: float | None = None
     keep: bool = False
+    keep_actions: bool = False
 
 
 class RunningEpisode:
@@ -64,6 +70,7 @@ class RunningEpisode:
         self.result: EpisodeResult | None = None
         self._queue = ActionQueue(options.execute, options.ensemble)
         self._keep = options.keep
+        self._keep_actions = options.keep or options.keep_actions
         self._total_reward = 0.0
         self._began = time.perf_counter()
         self._timings = dict.fromkeys(("sim", "frames", "obs", "policy"), 0.0)
@@ -112,7 +119,7 @@ class RunningEpisode:
         for reward in rewards.tolist():  # one by one: the sum must not depend on the chunks
             self._total_reward += reward
         self._hash.update(np.ascontiguousarray(actions).tobytes())
-        if self._keep:
+        if self._keep_actions:
             self._actions.append(np.array(actions))
             self._rewards.append(np.array(rewards))
 
@@ -145,6 +152,14 @@ class RunningEpisode:
         }
         self.result = replace(self.result, error=about)
 
+    def actions(self) -> Array:
+        """All that were executed, ``(T, …)``; only where they are kept."""
+        return np.concatenate(self._actions)
+
+    def rewards(self) -> Array:
+        """What they earned, ``(T,)``; only where they are kept."""
+        return np.concatenate(self._rewards)
+
     def trajectory(self) -> dict[str, Any]:
         """What happened, as arrays; only with ``keep``.
 
@@ -161,9 +176,22 @@ class RunningEpisode:
             "repeat": np.int64(self.key.repeat),
             "instruction": self.instruction,
             "success": np.bool_(self.result.outcome == "success"),
-            "actions": np.concatenate(self._actions),
-            "rewards": np.concatenate(self._rewards),
+            "actions": self.actions(),
+            "rewards": self.rewards(),
             "decision_steps": np.array(steps, np.int64),
             "obs": stack_leaves(observations),
             "extras": stack_leaves(extras),
         }
+
+    def save_trajectory(self, folder: Path, label: str) -> str:
+        """Save what happened; returns the file, relative to the run's folder.
+
+        Args:
+            folder: The run's.
+            label: Which of several policies this is, or "".
+        """
+        below = Path("trajectories", safe_name(label) if label else "")
+        name = below / episode_file(self.key, ".npz")
+        with storage_errors(folder):
+            save_trajectory(folder / name, self.trajectory())
+        return str(name)

@@ -27,24 +27,19 @@ from polyarm.policies.loading import (
     source_digest,
 )
 from polyarm.policies.remote import RemotePolicy
-from polyarm.recording.filenames import episode_file, safe_name, stale_parts
-from polyarm.recording.trajectory import save_trajectory
+from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
 from polyarm.report.results import Results
+from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.journal import Finished, Journal, storage_errors
+from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal
 from polyarm.rollout.live_envs import LiveEnvs, Need
 from polyarm.rollout.options import EvalOptions, seconds
-from polyarm.rollout.plan import (
-    Group,
-    condensed,
-    group_tasks,
-    planned_ranges,
-    protocol,
-)
+from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges, protocol
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
+from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
 
 PolicyLike = Policy | str | Callable[..., Any]
@@ -99,14 +94,20 @@ class Evaluator:
         *,
         observed_slots: Sequence[int] | None = None,
     ) -> None:
-        if folder is None and (options.recorded != "none" or options.save_trajectories):
-            raise InvalidCall("videos and trajectories need a folder: give out")
         if folder is not None:
             require_report_extra()
+        elif options.recorded != "none" or options.save_trajectories or options.save_dataset:
+            raise InvalidCall("videos, trajectories and datasets need a folder: give out")
+        if options.save_dataset and observed_slots is not None:
+            raise InvalidCall("a dataset needs all slots: leave observed_slots out")
+        refuse_own_options(options.suite_settings())
         self._options = options
         self._folder = folder
-        self._envs = LiveEnvs(options, folder, observed_slots)
         self.groups = group_tasks(tasks, options)
+        self._dataset: DatasetExport | None = None
+        if folder is not None and options.save_dataset is not None:
+            self._dataset = DatasetExport(options, folder, self.groups)
+        self._envs = LiveEnvs(options, folder, observed_slots, self._dataset)
         for group in self.groups:
             self._envs.check_recording(group)
         self._protocol = protocol(self.groups, options)
@@ -160,6 +161,8 @@ class Evaluator:
                         show(Progress(known, len(planned), running, spent, made, result))
                     if stop_after is not None and spent > stop_after:
                         self.stop()
+                if self._dataset is not None and journal is not None:
+                    self._dataset.write(self.finished, self.planned, journal.beat)
         except BaseException:
             self.close()
             raise
@@ -251,11 +254,9 @@ class Evaluator:
         assert episode.result is not None
         result = replace(episode.result, policy=label)
         if self._options.save_trajectories and result.steps and self._folder is not None:
-            below = Path("trajectories", safe_name(label) if label else "")
-            name = below / episode_file(result.key, ".npz")
-            with storage_errors(self._folder):
-                save_trajectory(self._folder / name, episode.trajectory())
-            result = replace(result, trajectory=str(name))
+            result = replace(result, trajectory=episode.save_trajectory(self._folder, label))
+        if self._dataset is not None and result.outcome != "error":
+            self._dataset.stage(label, episode)
         return result
 
     def _enter(self, journal: Journal | None, result: EpisodeResult) -> None:
@@ -270,7 +271,12 @@ class Evaluator:
             own = getattr(policy, "execute", None)
             execute = 1 if options.ensemble is not None else own if isinstance(own, int) else None
         return RunnerOptions(
-            episode=EpisodeOptions(execute, options.ensemble, options.save_trajectories),
+            episode=EpisodeOptions(
+                execute,
+                options.ensemble,
+                keep=options.save_trajectories,
+                keep_actions=self._dataset is not None,
+            ),
             max_batch=options.max_batch,
             max_wait_s=options.max_wait_ms / 1000,
             policy_timeout_s=seconds(options.policy_timeout),
@@ -363,10 +369,12 @@ class Evaluator:
         fresh = self._options.fresh and not self._opened
         journal = Journal(self._folder, self._run_file(), fresh=fresh)
         try:
-            for name in ("videos", "trajectories"):
+            for name in KEPT_EPISODES:
                 for part in stale_parts(self._folder / name):
                     part.unlink(missing_ok=True)
             self.finished = dict(journal.finished)
+            if self._dataset is not None:
+                self._dataset.begin(self.finished, self.planned)
             if not self._opened:
                 self._go_on_from(self._folder)
             self._opened = True

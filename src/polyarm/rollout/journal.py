@@ -28,6 +28,9 @@ from polyarm.rollout.runlock import RunLock
 log = logging.getLogger("polyarm")
 
 RUN_FILE = "run.json"
+STAGED_EPISODES = "dataset_episodes"
+KEPT_EPISODES = ("videos", "trajectories", STAGED_EPISODES)
+"""Folders of a run that hold what is kept of its episodes."""
 SCHEMA = 1
 
 Finished = dict[tuple[str, EpisodeKey], EpisodeResult]
@@ -191,7 +194,7 @@ def clear_folder(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for path in episode_files(folder):
         path.unlink()
-    for name in ("videos", "trajectories"):
+    for name in KEPT_EPISODES:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from polyarm.contracts import EpisodeKey
+from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.filming import Film, plan_film
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group
-from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.fitting import fit
@@ -43,21 +44,26 @@ class LiveEnvs:
         options: Of the evaluation.
         folder: Where videos go, if there are any.
         observed_slots: Slots that are recorded; None for all.
+        dataset: What is saved of all episodes, if it is.
     """
 
     def __init__(
-        self, options: EvalOptions, folder: Path | None, observed_slots: Sequence[int] | None
+        self,
+        options: EvalOptions,
+        folder: Path | None,
+        observed_slots: Sequence[int] | None,
+        dataset: DatasetExport | None = None,
     ) -> None:
         self._options = options
         self._folder = folder
         self._observed_slots = observed_slots
+        self._dataset = dataset
         self._envs: dict[Group, VectorEnv] = {}
-        refuse_own_options(options.suite_settings())
 
     @property
     def records(self) -> bool:
         """Whether envs have observers."""
-        return self._options.recorded != "none"
+        return self._options.recorded != "none" or self._dataset is not None
 
     def check_recording(self, group: Group) -> None:
         """Refuse to record what cannot be recorded.
@@ -81,14 +87,14 @@ class LiveEnvs:
             if env.num_envs >= wanted and (env.delivers_frames or not need.frames):
                 return env
             env.close()
-        options, film = self._options, self._film(group)
+        options = self._options
         needed = {key.name for key in missing}
         pairs = zip(group.tasks, group.specs, strict=True)
         self._envs[group] = env = make_vec(
             [task for task, spec in pairs if spec.name in needed],
             num_envs=wanted,
             num_workers=options.num_workers,
-            cameras=film.cameras if film else group.specs[0].cameras,
+            cameras=self._cameras(group),
             image_size=options.image_size,
             frames="last" if need.frames else "none",
             autoreset="disabled",
@@ -96,7 +102,7 @@ class LiveEnvs:
             max_restarts=_NO_LIMIT,
             step_timeout_s=seconds(options.step_timeout) or _NO_LIMIT,
             reset_timeout_s=seconds(options.reset_timeout) or _NO_LIMIT,
-            **(film.make_arguments() if film else {}),
+            **self._observer(group),
             **options.suite_settings(),
         )
         return env
@@ -107,9 +113,7 @@ class LiveEnvs:
         wanted = min(options.num_envs or max(4, 2 * host.cores()), need.missing)
         if options.max_envs != "auto":
             return min(wanted, options.max_envs)
-        seen = group.specs[0].cameras if need.frames else ()
-        film = self._film(group)
-        cameras = film.cameras if film else seen
+        cameras = self._cameras(group) if need.frames or self.records else ()
         room = fit(replace(group.specs[0], cameras=cameras), options.display)
         if room is None or room.num_envs >= wanted:
             return wanted
@@ -128,10 +132,20 @@ class LiveEnvs:
             if (env := self._envs.pop(each, None)) is not None:
                 env.close()
 
+    def _cameras(self, group: Group) -> tuple[str, ...]:
+        film = self._film(group)
+        return film.cameras if film else group.specs[0].cameras
+
+    def _observer(self, group: Group) -> dict[str, Any]:
+        """Keyword arguments of `make_vec`."""
+        film = self._film(group)
+        filming = film.make_arguments() if film else {}
+        return self._dataset.make_arguments(filming) if self._dataset else filming
+
     def _film(self, group: Group) -> Film | None:
         """What is filmed: what the policy sees, or the suite's own choice."""
         options = self._options
-        if not self.records:
+        if options.recorded == "none":
             return None
         return plan_film(
             group.specs,

@@ -75,6 +75,8 @@ class EvalOptions(NamesTasks):
         realtime: Play videos at the speed of simulated time, whatever the stride.
         video_layout: side: all cameras in one file; separate: a file for each.
         save_trajectories: Save observations, actions, rewards and extras, one file per episode.
+        save_dataset: Folder for a LeRobotDataset of all steps and frames of the finished episodes.
+        dataset_episodes: Which of them the dataset holds: all or successes.
         max_attempts: How often an episode whose simulator fails is tried.
         max_errors: Share of episodes that may remain errors before the exit code says so.
         retry_errors: Run episodes again that ended as errors in an earlier run of this command.
@@ -114,6 +116,8 @@ class EvalOptions(NamesTasks):
     realtime: bool = False
     video_layout: Literal["side", "separate"] = "side"
     save_trajectories: bool = False
+    save_dataset: str | None = None
+    dataset_episodes: Literal["all", "successes"] = "all"
     max_attempts: int = 3
     max_errors: float = 0.02
     retry_errors: bool = False
@@ -127,6 +131,10 @@ class EvalOptions(NamesTasks):
             value = getattr(self, name)
             listed = value if value is None or isinstance(value, list | tuple) else (value,)
             object.__setattr__(self, name, None if listed is None else tuple(listed))
+        if self.save_dataset is not None:
+            object.__setattr__(self, "save_dataset", str(self.save_dataset))
+        if self.dataset_episodes not in ("all", "successes"):
+            raise UnknownName("choice of episodes", self.dataset_episodes, ["all", "successes"])
         for name in ("repeats", "chunk", "video_stride", "max_attempts"):
             _require(name, getattr(self, name), 1)
         for name in ("episodes", "num_envs", "max_envs", "execute", "max_batch"):
