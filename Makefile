@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard scripts/*)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,serve,dataset,bench,dev]' -r scripts/lerobot_requirements.txt
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt openpi-client lerobot diffusers torchvision
-	$(BIN)/python scripts/mend_torchvision.py
+	$(BIN)/python scripts/mend_packages.py
 	touch $@
 
 # Meta-World does without it. A second time it takes a moment and only verifies.
