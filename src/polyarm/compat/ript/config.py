@@ -96,6 +96,13 @@ def create_env_runner(
         if callable(fallback):
             return fallback(config, policy, rank=rank, world_size=world_size)
         return fallback
+    return make_runner(asked, policy, rank, world_size)
+
+
+def make_runner(
+    asked: RunnerConfig, policy: Any, rank: int = 0, world_size: int = 1
+) -> PI0LiberoRunner:
+    """The runner of a configuration that was read."""
     _set_up_logging(asked)
     for name, value in asked.parallel.items():
         log.info("features.%s=%s: envs run in worker processes either way", name, value)

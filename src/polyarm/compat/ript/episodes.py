@@ -20,6 +20,8 @@ _ROBOT_STATE = {
     "robot0_joint_pos": "robot_state/joint_pos",
 }
 
+_ACTION_DIM, _STATE_DIM = 7, 8
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeForm:
@@ -95,3 +97,37 @@ class EpisodeForm:
                 camera = key.partition("/")[2]
                 named[f"{camera}_image"] = obs[key][:, ::rows, ::columns]
         return named
+
+
+def problems(episode: Mapping[str, Any]) -> list[str]:
+    """What keeps a dictionary from being an episode that a trainer can use; nothing if it is one.
+
+    ``actions_normalized`` and ``log_prob`` may be missing: not every policy knows them.
+    """
+    found = []
+    lists = ("actions", "valid", *_RECORDED, "observations", "task_description", "rewards")
+    lengths = {name: len(episode[name]) for name in lists if name in episode}
+    if missing := [name for name in lists if name not in episode]:
+        found.append(f"it has no {', '.join(missing)}")
+    if len({*lengths.values()}) > 1 or not all(lengths.values()):
+        found.append(f"its lists must have one entry per inference, found {lengths}")
+    for action in episode.get("actions", ()):
+        if len(action) != _ACTION_DIM or not np.isfinite(action).all():
+            found.append(f"an action has {_ACTION_DIM} finite numbers, found {action}")
+    for seen in episode.get("observations", ()):
+        found += _observation_problems(seen)
+    return list(dict.fromkeys(found))
+
+
+def _observation_problems(seen: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name in _IMAGES:
+        image = np.asarray(seen.get(name))
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+            found.append(f"{name} is uint8 (H, W, 3), found {image.dtype} {image.shape}")
+        elif image.min() == image.max():
+            found.append(f"{name} is of one colour: nothing was rendered")
+    state = np.asarray(seen.get("state", ()), np.float64)
+    if state.shape != (_STATE_DIM,) or not np.isfinite(state).all():
+        found.append(f"state has {_STATE_DIM} finite numbers, found {state}")
+    return found

@@ -47,7 +47,7 @@ class PI0LiberoRunner(LiberoRunner):
         norm_stats: str | Path | None = None,
         **options: Any,
     ) -> None:
-        own = {"robot_state": True, **options.pop("suite_options", {})}
+        own = {"robot_state": True, **(options.pop("suite_options", None) or {})}
         super().__init__(
             benchmark_name,
             rollouts_per_env,

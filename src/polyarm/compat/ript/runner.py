@@ -19,44 +19,22 @@ from polyarm.compat.ript.benchmark import Benchmark
 from polyarm.compat.ript.episodes import EpisodeForm
 from polyarm.compat.ript.keys import KeyMaker, Planned, checked_states
 from polyarm.compat.ript.policies import as_ript_policy
+from polyarm.compat.ript.pool import Pool, TaskEnv
 from polyarm.compat.ript.results import Tally
 from polyarm.contracts import EpisodeKey, Policy
 from polyarm.errors import InvalidCall, WorkerError
 from polyarm.policies.loading import load_policy
-from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.live_envs import LiveEnvs, Need
+from polyarm.rollout.episode import RunningEpisode
 from polyarm.rollout.options import EvalOptions
 from polyarm.rollout.plan import group_tasks
-from polyarm.rollout.runner import Runner, RunnerOptions
-from polyarm.rollout.schedule import Schedule
 from polyarm.suites.libero.protocols import GRIPPERS
 from polyarm.suites.libero.suite import ORIENTATIONS
 
 log = logging.getLogger("polyarm.compat.ript")
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-CreatedEnv = tuple["TaskEnv", int, int]
+CreatedEnv = tuple[TaskEnv, int, int]
 Rollouts = Iterator[tuple[bool, float, dict[str, Any]]]
-
-
-class TaskEnv:
-    """A hold on the runner's envs, so that they stay alive between calls; see ``create_env``.
-
-    Attributes:
-        name: The task it was created for.
-        num_envs: How many of its episodes run at once at most.
-    """
-
-    def __init__(self, name: str, num_envs: int, release: Callable[[], None]) -> None:
-        self.name = name
-        self.num_envs = num_envs
-        self._release: Callable[[], None] | None = release
-
-    def close(self) -> None:
-        """Let go; the envs are closed when nobody holds them any more."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
 
 
 class LiberoRunner:
@@ -111,6 +89,10 @@ class LiberoRunner:
         display: str = "auto",
         suite_options: Mapping[str, Any] | None = None,
     ) -> None:
+        _check_count("rollouts_per_env", rollouts_per_env)
+        _check_count("num_parallel_envs", num_parallel_envs)
+        if max_episode_length is not None:
+            _check_count("max_episode_length", max_episode_length)
         if rank < 0 or (world_size is not None and rank >= world_size):
             raise InvalidCall(f"rank is at least 0 and below world_size={world_size}, found {rank}")
         self.benchmark = Benchmark(benchmark_name)
@@ -128,7 +110,7 @@ class LiberoRunner:
         settings = dict(suite_options or {})
         if max_episode_length is not None:
             settings["max_steps"] = max_episode_length
-        self._options = EvalOptions(
+        options = EvalOptions(
             episodes=rollouts_per_env,
             protocol=protocol,
             num_envs=num_parallel_envs,
@@ -139,15 +121,13 @@ class LiberoRunner:
             display=display,
             suite_options=tuple(f"{name}={value}" for name, value in settings.items()),
         )
-        (self._group,) = group_tasks([f"libero/{self.benchmark_name}"], self._options)
-        self._spec = self._group.specs[0]
+        (group,) = group_tasks([f"libero/{self.benchmark_name}"], options)
+        self._spec = group.specs[0]
         self.max_episode_length: int = self._spec.options["max_steps"]
-        self._envs = LiveEnvs(self._options, None, None)
+        self._pool = Pool(options, group)
         self._keys = KeyMaker(seed, rank)
         self._random = np.random.default_rng([seed, rank])
         self._loaded: dict[str, Policy] = {}
-        self._holds = 0
-        self._playing = False
 
     # What RIPT-VLA's scripts call.
 
@@ -161,15 +141,8 @@ class LiberoRunner:
         """
         env_id = self.benchmark.find(env_name)
         env_num = min(self.num_parallel_envs, self.rollouts_per_env)
-        first = EpisodeKey("libero", self.benchmark.task_name(env_id), 0)
-        self._holds += 1
-        env = TaskEnv(self.env_names[env_id], env_num, self._release)
-        try:
-            self._envs.get(self._group, Need(True, env_num), [first])
-        except BaseException:
-            env.close()
-            raise
-        return env, env_id, env_num
+        (first,) = self._keys.scored(self.benchmark.task_name(env_id), 1)
+        return self._pool.create(self.env_names[env_id], env_num, first), env_id, env_num
 
     def run_policy_in_env(
         self,
@@ -245,7 +218,7 @@ class LiberoRunner:
         acting = self._acting(policy)
         tally = Tally({task: self.env_names[env_id] for task, env_id in tasks.items()}, n_video)
         with _progress(len(keys), shown=do_tqdm) as advance:
-            for episode in self._play(acting, Planned(tuple(keys)), keep=n_video > 0):
+            for episode in self._pool.play(acting, Planned(tuple(keys)), keep=n_video > 0):
                 form = self._form(tasks[episode.key.task], render=True)
                 tally.enter(episode, form, save_video_fn)
                 advance()
@@ -253,18 +226,18 @@ class LiberoRunner:
 
     def close(self) -> None:
         """Close all envs, and the connections of policies that run elsewhere."""
-        self._envs.close()
+        self._pool.close()
         for policy in self._loaded.values():
             if callable(close := getattr(policy, "close", None)):
                 close()
         self._loaded.clear()
 
     def __enter__(self) -> LiberoRunner:
-        self._holds += 1
+        self._pool.hold()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._holds -= 1
+        self._pool.release()
         self.close()
 
     # Playing.
@@ -272,7 +245,7 @@ class LiberoRunner:
     def _rollouts(self, acting: Policy, planned: Planned, form: EpisodeForm) -> Rollouts:
         waiting, ended = deque(planned.keys), dict[EpisodeKey, RunningEpisode]()
         played, told = 0, ""
-        for episode in self._play(acting, planned, keep=True):
+        for episode in self._pool.play(acting, planned, keep=True):
             ended[episode.key] = episode
             while waiting and waiting[0] in ended:
                 first = ended.pop(waiting.popleft())
@@ -286,43 +259,6 @@ class LiberoRunner:
                 yield success, first.result.total_reward, form.write(first.trajectory())
         if not played:
             raise WorkerError(f"no episode of {planned.keys[0].name} came to its end: {told}")
-
-    def _play(self, acting: Policy, planned: Planned, *, keep: bool) -> Iterator[RunningEpisode]:
-        """Episodes as they end; whatever ends this, the envs are idle afterwards."""
-        if self._playing:
-            raise InvalidCall(
-                "this runner is playing: exhaust or close() the generator of the earlier"
-                " run_policy_in_env first, or make another runner"
-            )
-        self._holds += 1
-        self._playing = True
-        try:
-            need = Need(keep or bool(getattr(acting, "needs_frames", True)), len(planned.keys))
-            env = self._envs.get(self._group, need, planned.keys)
-            options = RunnerOptions(
-                episode=EpisodeOptions(self._execute(acting), None, keep),
-                reset_options=planned.reset_options,
-            )
-            runner = Runner(env, acting, Schedule(planned.keys), options)
-            try:
-                for episode in runner.episodes():
-                    if episode is not None:
-                        _tell(episode)
-                        yield episode
-            finally:
-                runner.drain()
-        finally:
-            self._playing = False
-            self._release()
-
-    def _release(self) -> None:
-        self._holds -= 1
-        if not self._holds:
-            self._envs.close()
-
-    def _execute(self, acting: Policy) -> int | None:
-        own = getattr(acting, "execute", None)
-        return self._options.execute or (own if isinstance(own, int) else None)
 
     def _acting(self, policy: Any) -> Policy:
         """The policy as polyarm asks it; one that has a name is loaded once."""
@@ -360,19 +296,17 @@ class LiberoRunner:
         )
 
 
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InvalidCall(f"{name} must be a whole number from 1 on, found {value!r}")
+
+
 def _check_created(created: CreatedEnv | None, env_id: int) -> None:
     if created is not None and created[1] != env_id:
         raise InvalidCall(
             f"created_env is of task {created[1]} ({created[0].name}), but task {env_id} is to be"
             f" played; create_env gives one for each task"
         )
-
-
-def _tell(episode: RunningEpisode) -> None:
-    result = episode.result
-    assert result is not None
-    log.info("%s: %s after %d steps", result.key, result.outcome, result.steps)
-    log.debug("%s took %s", result.key, dict(result.timings))
 
 
 @contextmanager
