@@ -21,14 +21,14 @@ log = logging.getLogger("polyarm.compat.ript")
 KEYS: dict[str, tuple[str, ...]] = {
     "features": ("use_ript_vla_runner", "enable_parallel_envs", "enable_true_parallel_envs"),
     "task": ("benchmark_name", "num_parallel_envs", "max_episode_length", "task_names_to_use"),
-    "algo": ("rollouts_per_env", "rloo_batch_size", "num_parallel_envs", "max_episode_length"),
+    "algo": ("rollouts_per_env", "num_parallel_envs", "max_episode_length"),
     "test": ("debug_mode", "verbose_logging"),
 }
 """Our keys by section."""
 _PATHS = ("norm_stats_path", "policy_path")
 """Our keys outside of sections."""
-_FOREIGN = {"task": ("task_name",), "algo": ("demo_batch_size", "data_batch_size")}
-"""Keys of the trainer's that resemble ours."""
+_BORROWED = "rloo_batch_size"
+"""The trainer's own, read where there is no ``rollouts_per_env``; it resembles others of its."""
 _NEAR = 0.8
 """From this likeness on, an unknown key is a misspelt one."""
 
@@ -128,10 +128,10 @@ def read_config(config: Any) -> RunnerConfig:
         StorageError: The file cannot be read.
     """
     whole = _whole(config)
-    _check_names(whole, "", (*KEYS, *_PATHS), ())
+    _check_names(whole, "", (*KEYS, *_PATHS))
     sections = {name: _section(whole, name) for name in KEYS}
     for name, keys in KEYS.items():
-        _check_names(sections[name], f"{name}.", keys, _FOREIGN.get(name, ()))
+        _check_names(sections[name], f"{name}.", keys)
     features, task = sections["features"], sections["task"]
     algo, test = sections["algo"], sections["test"]
     parallel = {
@@ -145,9 +145,7 @@ def read_config(config: Any) -> RunnerConfig:
     return RunnerConfig(
         use_ript_vla_runner=True,
         benchmark_name=_text(task, "task", "benchmark_name"),
-        rollouts_per_env=_count(
-            (("algo", algo),), ("rollouts_per_env", "rloo_batch_size"), required=True
-        ),
+        rollouts_per_env=_count((("algo", algo),), ("rollouts_per_env", _BORROWED), required=True),
         num_parallel_envs=_count(both, ("num_parallel_envs",), required=True),
         max_episode_length=_count(both, ("max_episode_length",), required=False) or None,
         task_names_to_use=_names(task.get("task_names_to_use")),
@@ -186,18 +184,14 @@ def _section(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {} if value is None else _mapping(value, name)
 
 
-def _check_names(
-    given: Mapping[str, Any], where: str, ours: Sequence[str], foreign: Sequence[str]
-) -> None:
+def _check_names(given: Mapping[str, Any], where: str, ours: Sequence[str]) -> None:
     """Refuse misspelt keys.
 
     Raises:
         UnknownName: With the right name.
     """
     for name in map(str, given):
-        if name in ours or name in foreign:
-            continue
-        if difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR):
+        if name not in ours and difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR):
             hint = "Keys of the trainer's own are ignored, but this one looks like one of these."
             valid = [f"{where}{known}" for known in ours]
             raise UnknownName("configuration key", f"{where}{name}", valid, hint)
