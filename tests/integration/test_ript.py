@@ -167,7 +167,7 @@ def test_whatever_cuts_rollouts_short_the_envs_stay_usable(runner: LiberoRunner,
     next(rollouts)
     with pytest.raises(InvalidCall, match="exhaust or close"):
         runner.run(Noisy(), run_env_names=[task])
-    rollouts.close()  # type: ignore[attr-defined]
+    rollouts.close()
     assert len(list(runner.run_policy_in_env(task, Noisy()))) == 3
 
 

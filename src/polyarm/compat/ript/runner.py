@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ log = logging.getLogger("polyarm.compat.ript")
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 CreatedEnv = tuple[TaskEnv, int, int]
-Rollouts = Iterator[tuple[bool, float, dict[str, Any]]]
+Rollouts = Generator[tuple[bool, float, dict[str, Any]], None, None]
 
 
 class LiberoRunner:
