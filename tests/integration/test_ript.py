@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from libero_play import make
 
 import polyarm
 from polyarm import InvalidCall, PolicyError, PolicyOutput
 from polyarm.compat.ript import LiberoRunner, PI0LiberoRunner
+from polyarm.compat.ript.benchmark import Benchmark
 from polyarm.compat.ript.episodes import problems
 
 pytestmark = [pytest.mark.simulator, pytest.mark.frames]
@@ -130,6 +132,22 @@ def test_given_initial_states_are_where_episodes_begin(runner: LiberoRunner, tas
         assert np.abs(first_image(ours) - first_image(theirs)).mean() < 0.1
     actions = [tuple(rollout[2]["actions"][0]) for rollout in (*known, *foreign)]
     assert len({*actions}) == 6
+
+
+def test_an_env_begins_where_its_reset_says_and_nowhere_else() -> None:
+    env = make("libero_object/0", settle_steps=0)
+    table = Benchmark("libero_object").get_task_init_states(0)
+
+    def begun(**options: Any) -> Any:
+        env.reset(options={"episode": 4, **options})
+        return env.sim_state()
+
+    np.testing.assert_array_equal(begun(), table[4])
+    np.testing.assert_array_equal(begun(init_state=table[9].tolist()), table[9])
+    np.testing.assert_array_equal(begun(), table[4])
+    for wrong, told in ((table[:2], "found shape"), (table[0] * np.nan, "NaN or infinity")):
+        with pytest.raises(InvalidCall, match=told):
+            begun(init_state=wrong)
 
 
 def test_tasks_share_one_pool_that_lives_as_long_as_somebody_holds_it() -> None:

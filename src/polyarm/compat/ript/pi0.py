@@ -21,11 +21,11 @@ class PI0LiberoRunner(LiberoRunner):
     Args:
         policy: What acts where a call names none: one of polyarm's policies or its name, a function
             of a batch, an ``nn.Module``, or a PI0 model with ``select_action(observation, noise)``.
-        benchmark_name: As for `LiberoRunner`; so are all that follow, except
+        benchmark_name: As for `LiberoRunner`, like the next five.
         rollouts_per_env: Episodes of each task.
-        num_parallel_envs: Episodes that run at once.
-        max_episode_length: Policy steps of an episode.
-        task_names_to_use: Tasks that `run` plays.
+        num_parallel_envs: Episodes that run at once, of all tasks together.
+        max_episode_length: Policy steps of an episode; by default the protocol's.
+        task_names_to_use: Tasks that `run` plays; all of them if there are none.
         rank: Of this process.
         norm_stats: openpi's ``norm_stats.json``, or the checkpoint that has it; a PI0 model needs
             it, other policies normalise by themselves.

@@ -111,7 +111,6 @@ class LiberoRunner:
         if max_episode_length is not None:
             settings["max_steps"] = max_episode_length
         options = EvalOptions(
-            episodes=rollouts_per_env,
             protocol=protocol,
             num_envs=num_parallel_envs,
             seed=seed,
