@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,16 +118,33 @@ def test_every_inference_is_that_of_evaluate_to_the_bit(
                 np.testing.assert_array_equal(seen, saved[f"obs/{key}"])
 
 
+class Killing(Noisy):
+    """Kills a worker when it is asked for the third time."""
+
+    def __init__(self, runner: LiberoRunner) -> None:
+        self._runner, self._asked = runner, 0
+
+    def act(self, batch: Any) -> PolicyOutput:
+        self._asked += 1
+        if self._asked == 3:
+            (env,) = self._runner._pool._envs._envs.values()
+            os.kill(env.worker_pids[0], signal.SIGKILL)
+        return super().act(batch)
+
+
 def first_image(rollout: Any) -> Any:
     return rollout[2]["observations"][0]["full_image"].astype(int)
 
 
-def test_given_initial_states_are_where_episodes_begin(runner: LiberoRunner, task: str) -> None:
+def test_given_initial_states_are_where_episodes_begin_and_begin_again(
+    runner: LiberoRunner, task: str, caplog: pytest.LogCaptureFixture
+) -> None:
     table = runner.benchmark.get_task_init_states(0)
     known = list(runner.run_policy_in_env(task, Noisy(), table[[7, 2, 7]]))
     # As a trainer's data loader rounds them: none of the table's any more.
     rounded = table[[7, 2, 7]].astype(np.float32)
-    foreign = list(runner.run_policy_in_env(task, Noisy(), rounded))
+    foreign = list(runner.run_policy_in_env(task, Killing(runner), rounded))
+    assert "died of SIGKILL" in caplog.text
     assert np.abs(first_image(known[0]) - first_image(known[1])).mean() > 1
     np.testing.assert_array_equal(first_image(known[0]), first_image(known[2]))
     for ours, theirs in zip(known, foreign, strict=True):
@@ -181,6 +200,8 @@ def test_whatever_cuts_rollouts_short_the_envs_stay_usable(runner: LiberoRunner,
 
     with pytest.raises(PolicyError, match="is not finite; episode libero/libero_object/0"):
         list(runner.run_policy_in_env(task, nonsense))
+    with pytest.raises(ZeroDivisionError):
+        runner.run(Noisy(), 1, save_video_fn=lambda *film: 1 // 0, run_env_names=[task])
     rollouts = runner.run_policy_in_env(task, Noisy())
     next(rollouts)
     with pytest.raises(InvalidCall, match="exhaust or close"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from polyarm.compat.ript.keys import Planned
 from polyarm.contracts import EpisodeKey, Policy
@@ -64,8 +64,10 @@ class Pool:
             raise
         return env
 
-    def play(self, acting: Policy, planned: Planned, *, keep: bool) -> Iterator[RunningEpisode]:
-        """Episodes as they end; whatever ends this, the envs are idle afterwards.
+    def play(
+        self, acting: Policy, planned: Planned, *, keep: bool
+    ) -> Generator[RunningEpisode, None, None]:
+        """Episodes as they end; when this is exhausted or closed, the envs are idle again.
 
         Args:
             acting: What acts.

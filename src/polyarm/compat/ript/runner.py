@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -216,8 +216,9 @@ class LiberoRunner:
         keys = [key for task in tasks for key in self._keys.scored(task, self.rollouts_per_env)]
         acting = self._acting(policy)
         tally = Tally({task: self.env_names[env_id] for task, env_id in tasks.items()}, n_video)
-        with _progress(len(keys), shown=do_tqdm) as advance:
-            for episode in self._pool.play(acting, Planned(tuple(keys)), keep=n_video > 0):
+        playing = closing(self._pool.play(acting, Planned(tuple(keys)), keep=n_video > 0))
+        with _progress(len(keys), shown=do_tqdm) as advance, playing as episodes:
+            for episode in episodes:
                 form = self._form(tasks[episode.key.task], render=True)
                 tally.enter(episode, form, save_video_fn)
                 advance()
@@ -242,20 +243,18 @@ class LiberoRunner:
     # Playing.
 
     def _rollouts(self, acting: Policy, planned: Planned, form: EpisodeForm) -> Rollouts:
-        waiting, ended = deque(planned.keys), dict[EpisodeKey, RunningEpisode]()
         played, told = 0, ""
-        for episode in self._pool.play(acting, planned, keep=True):
-            ended[episode.key] = episode
-            while waiting and waiting[0] in ended:
-                first = ended.pop(waiting.popleft())
-                assert first.result is not None
-                if first.result.outcome == "error":
-                    told = first.result.error.get("message", "")
-                    log.warning("leaving out %s, whose simulator failed: %s", first.key, told)
+        with closing(self._pool.play(acting, planned, keep=True)) as playing:
+            for episode in _in_order(playing, planned.keys):
+                result = episode.result
+                assert result is not None
+                if result.outcome == "error":
+                    told = result.error.get("message", "")
+                    log.warning("leaving out %s, whose simulator failed: %s", result.key, told)
                     continue
                 played += 1
-                success = first.result.outcome == "success"
-                yield success, first.result.total_reward, form.write(first.trajectory())
+                written = form.write(episode.trajectory())
+                yield result.outcome == "success", result.total_reward, written
         if not played:
             raise WorkerError(f"no episode of {planned.keys[0].name} came to its end: {told}")
 
@@ -293,6 +292,17 @@ class LiberoRunner:
             raw=self._raw_observations,
             render=render,
         )
+
+
+def _in_order(
+    playing: Iterator[RunningEpisode], keys: Sequence[EpisodeKey]
+) -> Iterator[RunningEpisode]:
+    """Episodes in the order of their keys, each as soon as those before it have ended."""
+    waiting, ended = deque(keys), dict[EpisodeKey, RunningEpisode]()
+    for episode in playing:
+        ended[episode.key] = episode
+        while waiting and waiting[0] in ended:
+            yield ended.pop(waiting.popleft())
 
 
 def _check_count(name: str, value: Any) -> None:
