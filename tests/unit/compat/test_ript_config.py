@@ -104,6 +104,7 @@ def test_older_switches_change_nothing_about_the_runner(switch, value):
     ("section", "name", "right"),
     [
         ("features", "use_ript_runner", "features.use_ript_vla_runner"),
+        ("features", "use_vla_runner", "features.use_ript_vla_runner"),
         ("features", "enable_true_paralel_envs", "features.enable_true_parallel_envs"),
         ("task", "num_paralel_envs", "task.num_parallel_envs"),
         ("task", "benchmarkname", "task.benchmark_name"),
@@ -123,6 +124,7 @@ def test_a_misspelt_key_is_an_error_that_has_the_right_name(section, name, right
     ("section", "names"),
     [
         ("", ("exp_name", "seed", "device", "stage", "rollout", "dataset", "logging", "paths")),
+        ("", ("policy", "stats_path", "output_dir", "env", "debug", "distributed", "training")),
         ("task", ("task_name", "suite_name", "mode", "horizon", "n_tasks", "env_runner")),
         ("algo", ("demo_batch_size", "ppo_batch_size", "rollout_training_task_names", "lr")),
         ("algo", ("rollout_stats_path", "rollout_skip_threshold", "rollout_generator_factory")),

@@ -29,7 +29,7 @@ _PATHS = ("norm_stats_path", "policy_path")
 """Our keys outside of sections."""
 _BORROWED = "rloo_batch_size"
 """The trainer's own, read where there is no ``rollouts_per_env``; it resembles others of its."""
-_NEAR = 0.8
+_NEAR = 0.84
 """From this likeness on, an unknown key is a misspelt one."""
 
 
