@@ -20,6 +20,7 @@ import tyro
 from polyarm import __version__
 from polyarm.bench.options import BenchOptions
 from polyarm.cli import old_flags
+from polyarm.cli.check import CheckOptions
 from polyarm.cli.compare import CompareOptions
 from polyarm.cli.debug import DebugOptions
 from polyarm.cli.doctor import DoctorOptions
@@ -42,6 +43,7 @@ examples:
   polyarm suites                what there is, and what is missing on this machine
   polyarm suites metaworld      the tasks of a suite
   polyarm doctor --suite rlbench          what is missing or broken here, and the fix
+  polyarm check ript            does RIPT-VLA's runner work here?
   polyarm setup libero          get what a suite needs beyond its packages
   polyarm setup rlbench         CoppeliaSim, PyRep and RLBench, step by step
   polyarm bench --task metaworld/reach-v3 --num-envs 8 --cameras corner2
@@ -207,6 +209,19 @@ examples:
 Exit code 1 if something that the suite needs is missing or broken; hints and warnings do not
 count. Without --suite no suite is needed."""
 
+_CHECK = "Check that a trainer's configuration works here, from the file to a score."
+
+_CHECK_EXAMPLES = """
+
+examples:
+  polyarm check ript                                          the small example, random actions
+  polyarm check ript --config my_config.yaml
+  polyarm check ript --config my_config.yaml --policy my_policy:load@checkpoints/last.pt
+
+Reads features.use_ript_vla_runner, task.* and algo.* as RIPT-VLA's scripts do, makes the runner,
+starts the envs of the first task, plays short episodes (--max-steps) and examines what a trainer
+would get. docs/ript.md has the keys. Exit codes: 0 it works, 1 it does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class SuitesOptions:
@@ -230,6 +245,7 @@ _OVERVIEW: Any = (
     | Annotated[SuitesOptions, tyro.conf.subcommand("suites", description=_SUITES)]
     | Annotated[SetupOptions, tyro.conf.subcommand("setup", description=_SETUP)]
     | Annotated[DoctorOptions, tyro.conf.subcommand("doctor", description=_DOCTOR)]
+    | Annotated[CheckOptions, tyro.conf.subcommand("check", description=_CHECK)]
 )
 
 
@@ -305,6 +321,11 @@ def _run_beside(arguments: Sequence[str]) -> int:
 
             asked = _parse(DoctorOptions, "polyarm doctor", _DOCTOR + _DOCTOR_EXAMPLES, rest)
             return doctor.run(asked)
+        case ["check", *rest]:
+            checked = _parse(CheckOptions, "polyarm check", _CHECK + _CHECK_EXAMPLES, rest)
+            from polyarm.cli import check
+
+            return check.run(checked)
         case ["suites", *rest]:
             listing = _parse(SuitesOptions, "polyarm suites", _SUITES + _SUITES_EXAMPLES, rest)
             from polyarm.cli import suites

@@ -48,6 +48,7 @@ class RunnerOptions:
         policy_timeout_s: How long a decision may take; None for ever.
         observed: Whether envs have observers that want to know which episode they watch.
         label: Which of several policies this is, for the observers.
+        reset_options: What the resets of some episodes are told besides their index.
     """
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
@@ -56,6 +57,7 @@ class RunnerOptions:
     policy_timeout_s: float | None = 600.0
     observed: bool = False
     label: str = ""
+    reset_options: Mapping[EpisodeKey, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Runner:
@@ -152,11 +154,12 @@ class Runner:
             if (key := self._next(slot, given_up)) is None:
                 break
             self._begin(slot, key)
-            if key.name == self._tasks[slot]:
-                same.append((slot, key))
-            else:
+            switched = key.name != self._tasks[slot]
+            if switched or key in self._options.reset_options:
                 self._tasks[slot] = key.name
-                self._send_resets([(slot, key)], task=key.name)
+                self._send_resets([(slot, key)], task=key.name if switched else None)
+            else:
+                same.append((slot, key))
         if same:
             self._send_resets(same)
         return given_up
@@ -178,7 +181,8 @@ class Runner:
         self._caller.begin(key)
 
     def _send_resets(self, pairs: Sequence[tuple[int, EpisodeKey]], task: Any = None) -> None:
-        options: dict[str, Any] = {}
+        # One that has options of its own comes alone.
+        options: dict[str, Any] = dict(self._options.reset_options.get(pairs[0][1], {}))
         seeds: list[int | None] | None = None
         if self._env.episodic:
             options["episodes"] = [key.index for _, key in pairs]

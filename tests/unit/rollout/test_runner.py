@@ -15,6 +15,7 @@ from polyarm.rollout.episode import EpisodeOptions
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
 from polyarm.testing import (
+    CountingEnv,
     CountingPolicy,
     HangingPolicy,
     NanPolicy,
@@ -275,3 +276,33 @@ def test_what_calls_cost_is_learned_from_calls_of_different_sizes():
 def test_the_zero_policy_ends_where_the_env_ends(play, toy_keys):
     episodes = play(ZeroPolicy, toy_keys[:3], num_envs=2)
     assert {e.result.steps for e in episodes.values()} == {3}
+
+
+class Handicapped(CountingEnv):
+    """Ends after as many steps as its reset is told, or after ten; one of length 3 fails once."""
+
+    failures = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.length = (options or {}).get("length", 10)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        if self.length == 3 and not Handicapped.failures:
+            Handicapped.failures += 1
+            raise RuntimeError("fell over")
+        return super().step(action)
+
+
+def test_resets_are_told_what_belongs_to_their_episode_alone_also_when_it_runs_again(monkeypatch):
+    monkeypatch.setattr(Handicapped, "failures", 0)
+    keys = [EpisodeKey("callable", "Handicapped", index) for index in range(6)]
+    told = {keys[1]: {"length": 3}, keys[4]: {"length": 5}}
+    with make_vec(Handicapped, num_envs=3, num_workers=0, autoreset="disabled") as env:
+        policy = ZeroPolicy(env.single_action_space, 4)
+        options = RunnerOptions(reset_options=told)
+        episodes = Runner(env, policy, Schedule(keys), options).episodes()
+        results = {episode.key.index: episode.result for episode in episodes if episode}
+    steps = {index: result.steps for index, result in results.items()}
+    assert steps == {0: 10, 1: 3, 2: 10, 3: 10, 4: 5, 5: 10}
+    assert results[1].attempts == 2

@@ -74,12 +74,16 @@ class LiberoEnv(MujocoEnv):
         Args:
             seed: Starts the stream ``seed`` at its first episode, unless an episode is given.
             options: ``{"episode": index}`` starts exactly that episode. With neither, the episode
-                after the last one is started.
+                after the last one is started. ``"init_state"`` is put in the place of the episode's
+                own initial state; the index still places the fixtures.
+
+        Raises:
+            InvalidCall: The initial state is none of this task.
         """
         super().reset(seed=seed)
         index = self._begin(seed, options)
         protocol, sim = self._protocol, self._sim
-        state = self._init_states[index % STREAM % len(self._init_states)]
+        state = self._init_state(index, options or {})
         hard_reset = not self._spec.options["soft_reset"]
         sim.reset(EpisodeStart(*protocol.seeding(self._spec.task, index)))
         if hard_reset:
@@ -135,6 +139,19 @@ class LiberoEnv(MujocoEnv):
     def sim_state(self) -> NDArray[np.float64]:
         """Time, positions and velocities, float64 (1 + nq + nv)."""
         return self._sim.state()
+
+    def _init_state(self, index: int, options: Mapping[str, Any]) -> NDArray[np.float64]:
+        own: NDArray[np.float64] = self._init_states[index % STREAM % len(self._init_states)]
+        if (given := options.get("init_state")) is None:
+            return own
+        state = np.asarray(given, np.float64)
+        if state.shape != own.shape or not np.isfinite(state).all():
+            raise InvalidCall(
+                f"an initial state of {self._spec.name} is {len(own)} finite numbers (time,"
+                f" positions, velocities), found shape {state.shape}"
+                f"{'' if state.shape != own.shape else ' with NaN or infinity'}"
+            )
+        return state
 
     @property
     def _frame_shape(self) -> tuple[int, int, int]:
