@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from polyarm.errors import MissingExtra, PolicyError
-from polyarm.policies.lerobot_policy import LeRobotPolicy, require_lerobot
+from polyarm.policies.lerobot_policy import LeRobotPolicy
+from polyarm.policies.lerobot_processors import require_lerobot
 
 __all__ = ["LeRobotPolicy", "load_lerobot", "split_name"]
 

@@ -8,8 +8,6 @@ kept belongs to its `EpisodeKey`, and ``predict_action_chunk`` is asked about th
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -21,11 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey, map_leaves
-from polyarm.errors import MissingExtra, PolicyError
-from polyarm.policies.fingerprints import function_fingerprint
+from polyarm.errors import PolicyError
 from polyarm.policies.lerobot_features import check_cameras, check_libero, explained
 from polyarm.policies.lerobot_noise import episode_noise
 from polyarm.policies.lerobot_observations import to_lerobot
+from polyarm.policies.lerobot_processors import (
+    env_processors,
+    pipeline_digest,
+    rename_map,
+    require_lerobot,
+)
 from polyarm.policies.torch import to_host, weights_digest
 
 Array = NDArray[Any]
@@ -123,7 +126,7 @@ class LeRobotPolicy:
             "class": type(self._policy).__qualname__,
             "lerobot": version("lerobot"),
             "weights": weights_digest(self._policy.state_dict()),
-            "processors": [_pipeline_digest(pipeline) for pipeline in self._pipelines],
+            "processors": [pipeline_digest(pipeline) for pipeline in self._pipelines],
             "n_action_steps": self._steps,
             "n_obs_steps": max(self._lengths.values(), default=1),
             "ensemble": getattr(self.config, "temporal_ensemble_coeff", None),
@@ -140,13 +143,7 @@ class LeRobotPolicy:
             return  # only it knows what it makes of them
         if spec.suite == "libero":
             check_libero(spec)
-        check_cameras(spec, self.config, self._rename_map)
-
-    @property
-    def _rename_map(self) -> Mapping[str, str]:
-        steps = getattr(self._preprocessor, "steps", ())
-        maps = [step.rename_map for step in steps if hasattr(step, "rename_map")]
-        return {old: new for each in maps for old, new in each.items()}
+        check_cameras(spec, self.config, rename_map(self._preprocessor))
 
     # Episodes.
 
@@ -167,6 +164,8 @@ class LeRobotPolicy:
         """
         import torch
 
+        if self._policy.training:  # it is used while it is being trained
+            self._policy.eval()
         amp = getattr(self.config, "use_amp", False)
         with torch.inference_mode(), torch.autocast(self.device.type) if amp else nullcontext():
             inputs = self._inputs(batch)
@@ -240,8 +239,8 @@ class LeRobotPolicy:
         suite = batch.keys[0].suite
         observed = preprocess_observation(to_lerobot(map_leaves(_writable, batch.obs), suite))
         observed["task"] = list(batch.instructions)
-        observed = self._env_processors(suite)[0](observed)
-        with explained(self.config, observed, self._rename_map):
+        observed = self._around(suite)[0](observed)
+        with explained(self.config, observed, rename_map(self._preprocessor)):
             inputs = dict(self._preprocessor(observed))
             inputs.pop(_ACTION, None)  # of training; nobody has acted yet
             if _IMAGES in self._lengths:
@@ -271,21 +270,17 @@ class LeRobotPolicy:
 
     def _finished(self, chunk: Any, suite: str) -> Array:
         """The chunk behind all processors; they get single steps, as in LeRobot's own loop."""
-        env_postprocessor = self._env_processors(suite)[1]
+        env_postprocessor = self._around(suite)[1]
         steps = []
         for step in range(chunk.shape[1]):
             action = self._postprocessor(chunk[:, step])
             steps.append(to_host(env_postprocessor({_ACTION: action})[_ACTION]))
         return np.stack(steps, axis=1)
 
-    def _env_processors(self, suite: str) -> tuple[Any, Any]:
+    def _around(self, suite: str) -> tuple[Any, Any]:
+        """The env's processors."""
         if suite not in self._env_known:
-            from lerobot.envs import configs
-            from lerobot.envs.factory import make_env_pre_post_processors
-
-            # Of our suites LeRobot treats LIBERO alone in a way of its own.
-            env = configs.LiberoEnv() if suite == "libero" else configs.MetaworldEnv()
-            own = make_env_pre_post_processors(env, self.config)
+            own = env_processors(suite, self.config)
             given = zip(self._env_given, own, strict=True)
             before, after = (mine if mine is not None else theirs for mine, theirs in given)
             self._env_known[suite] = (before, after)
@@ -296,21 +291,6 @@ class LeRobotPolicy:
             key: value.to(self.device) if hasattr(value, "to") else value
             for key, value in observed.items()
         }
-
-
-def require_lerobot() -> None:
-    """Import LeRobot.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
-    try:
-        import lerobot.envs.factory
-        import lerobot.policies.factory  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f"LeRobot's policies need LeRobot ({error}): pip install 'polyarm[lerobot]'"
-        ) from error
 
 
 def _action_steps(policy: Any) -> int | None:
@@ -355,18 +335,3 @@ def _rows(inputs: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[st
         return value
 
     return {name: chosen(value) for name, value in inputs.items()}
-
-
-def _pipeline_digest(pipeline: Any) -> str:
-    """A processor by the kinds, settings and statistics of its steps; not by its device."""
-    if pipeline is None:
-        return ""
-    if not hasattr(pipeline, "steps"):
-        return str(function_fingerprint(pipeline)["source"])
-    digest = hashlib.sha256()
-    for step in pipeline.steps:
-        settings = {name: value for name, value in step.get_config().items() if name != "device"}
-        told = json.dumps(settings, sort_keys=True, default=str)
-        told += weights_digest(step.state_dict())
-        digest.update(f"{type(step).__qualname__} {told}\n".encode())
-    return digest.hexdigest()[:32]
