@@ -1,18 +1,21 @@
 """Small LeRobot policies with random weights, their processors, and LeRobot's own loop."""
 
 import contextlib
+import warnings
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from lerobot.configs.policies import PreTrainedConfig
-from lerobot.configs.types import FeatureType, NormalizationMode, PolicyFeature
+from lerobot.configs.types import FeatureType, PolicyFeature
 from lerobot.envs.utils import preprocess_observation
 from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.act.modeling_act import ACTPolicy
 from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.factory import make_pre_post_processors
+from lerobot.policies.pretrained import PreTrainedPolicy
 
 from polyarm.contracts import Batch, EpisodeKey
 from polyarm.policies.lerobot_noise import episode_noise
@@ -44,20 +47,36 @@ def diffusion_policy(**options):
     """Diffusion with two observations and three actions per plan."""
     torch.manual_seed(options.pop("seed", 0))
     sizes = {"down_dims": (16, 32), "n_groups": 4, "diffusion_step_embed_dim": 16}
-    options = {
-        **{"n_obs_steps": 2, "horizon": 8, "n_action_steps": 3, "num_inference_steps": 3},
-        **options,
-    }
-    config = DiffusionConfig(**FEATURES, **sizes, crop_shape=None, **options)
+    steps = {"n_obs_steps": 2, "horizon": 8, "n_action_steps": 3, "num_inference_steps": 3}
+    config = DiffusionConfig(**FEATURES, **sizes, crop_shape=None, **{**steps, **options})
     return DiffusionPolicy(config).eval()
 
 
-@PreTrainedConfig.register_subclass("tiny_vla")
-class TinyVLAConfig(PreTrainedConfig):
-    """Settings of a stand-in for models that need the transformers library."""
+def vqbet_policy():
+    """VQ-BeT with three observations, which chooses bins at random."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of its own imports
+        from lerobot.policies.vqbet.configuration_vqbet import VQBeTConfig
+        from lerobot.policies.vqbet.modeling_vqbet import VQBeTPolicy
+    torch.manual_seed(0)
+    gpt = {"gpt_input_dim": 32, "gpt_output_dim": 32, "gpt_n_layer": 1, "gpt_n_head": 2}
+    vae = {"vqvae_n_embed": 4, "vqvae_embedding_dim": 16, "vqvae_enc_hidden_dim": 16}
+    sizes = {"n_obs_steps": 3, "n_action_pred_token": 2, "action_chunk_size": 2}
+    config = VQBeTConfig(
+        **FEATURES, **gpt, **vae, **sizes, gpt_hidden_dim=32, gpt_block_size=64, crop_shape=None
+    )
+    policy = VQBeTPolicy(config).eval()
+    policy.vqbet.action_head.vqvae_model.discretized = torch.tensor(True)  # else it warns
+    return policy
 
-    n_action_steps = 2
-    normalization_mapping = {"STATE": NormalizationMode.IDENTITY}
+
+@PreTrainedConfig.register_subclass("tiny_vla")
+@dataclass
+class TinyVLAConfig(PreTrainedConfig):
+    """Settings of a stand-in for the models that need the transformers library."""
+
+    n_action_steps: int = 2
+    chunk_size: int = 4
 
     observation_delta_indices = action_delta_indices = reward_delta_indices = None
 
@@ -69,6 +88,45 @@ class TinyVLAConfig(PreTrainedConfig):
 
     def validate_features(self):
         pass
+
+
+class TinyVLAPolicy(PreTrainedPolicy):
+    """Told apart by words, driven by noise: like SmolVLA or pi0, without their libraries."""
+
+    config_class = TinyVLAConfig
+    name = "tiny_vla"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(4, 4)
+        self.told = []
+        self.reset()
+
+    def reset(self):
+        self._queues = {"action": deque(maxlen=self.config.n_action_steps)}
+
+    def get_optim_params(self):
+        return self.parameters()
+
+    def forward(self, batch):
+        raise NotImplementedError
+
+    def select_action(self, batch):
+        raise AssertionError("its queue is one for the whole batch")
+
+    def predict_action_chunk(self, batch, noise=None):
+        self.told.append(list(batch["task"]))
+        words = torch.tensor([[float(len(task))] for task in batch["task"]])
+        if noise is None:
+            shape = (len(words), self.config.chunk_size, 4)
+            noise = torch.normal(mean=0.0, std=1.0, size=shape, dtype=torch.float32)
+        return self.layer(batch["observation.state"] + words)[:, None] + noise
+
+
+def tiny_vla(**options):
+    torch.manual_seed(0)
+    features = {**FEATURES, "input_features": {"observation.state": STATE}}
+    return TinyVLAPolicy(TinyVLAConfig(**features, **options)).eval()
 
 
 def processors(policy):
