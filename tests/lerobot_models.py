@@ -37,9 +37,8 @@ def act_policy(**options):
     torch.manual_seed(options.pop("seed", 0))
     sizes = {"dim_model": 32, "n_heads": 2, "dim_feedforward": 32, "n_encoder_layers": 1}
     options = {"chunk_size": 6, "n_action_steps": 3, "use_vae": False, **options}
-    config = ACTConfig(
-        **FEATURES, **sizes, n_decoder_layers=1, pretrained_backbone_weights=None, **options
-    )
+    options = {**FEATURES, "pretrained_backbone_weights": None, **options}
+    config = ACTConfig(**sizes, n_decoder_layers=1, **options)
     return ACTPolicy(config).eval()
 
 
@@ -131,17 +130,14 @@ def tiny_vla(**options):
 
 def processors(policy):
     """The policy's processors with statistics that change every number."""
-    numbers = torch.arange(1, 5, dtype=torch.float32)
-    stats = {
-        "observation.state": {"mean": numbers / 10, "std": numbers},
-        "observation.image": {
-            "mean": torch.full((3, 1, 1), 0.4),
-            "std": torch.full((3, 1, 1), 2.0),
-        },
-        "action": {"mean": numbers / 7, "std": numbers / 3},
-    }
-    for each in stats.values():
-        each |= {"min": each["mean"] - each["std"], "max": each["mean"] + each["std"]}
+    stats = {}
+    for key, feature in {**policy.config.input_features, **policy.config.output_features}.items():
+        size = feature.shape[0]
+        numbers = torch.arange(1, size + 1, dtype=torch.float32)
+        if feature.type is FeatureType.VISUAL:
+            numbers = numbers.reshape(size, 1, 1)
+        mean, std = numbers / (7 * size), numbers / size
+        stats[key] = {"mean": mean, "std": std, "min": mean - std, "max": mean + std}
     return make_pre_post_processors(policy.config, dataset_stats=stats)
 
 
