@@ -76,6 +76,8 @@ class TinyVLAConfig(PreTrainedConfig):
 
     n_action_steps: int = 2
     chunk_size: int = 4
+    max_action_dim: int = 4
+    compile_model: bool = False
 
     observation_delta_indices = action_delta_indices = reward_delta_indices = None
 

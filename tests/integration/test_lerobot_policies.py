@@ -151,8 +151,8 @@ def test_libero_is_seen_through_lerobots_own_processor(tmp_path):
     cameras = ("agentview", "robot0_eye_in_hand")
     options = {"protocol": "lerobot", "max_steps": STEPS}
     results = polyarm.evaluate(
-        name, "libero/libero_spatial/0", episodes=1, num_envs=1, num_workers=0, out=out, cameras=cameras,
-        image_size=(64, 64), save_trajectories=True, suite_options=options,
+        name, "libero/libero_spatial/0", episodes=1, num_envs=1, num_workers=0, out=out,
+        cameras=cameras, image_size=(64, 64), save_trajectories=True, suite_options=options,
     )  # fmt: skip
     ((key, ours),) = executed(results, out).items()
     spec = EnvSpec(key.suite, key.task, cameras, (64, 64), options=options)

@@ -57,6 +57,22 @@ def check_cameras(spec: EnvSpec, config: Any, rename_map: Mapping[str, str]) -> 
         )
 
 
+def other_sizes(spec: EnvSpec, config: Any) -> str:
+    """What to say of frames that are larger or smaller than those of the training, or "".
+
+    It is no error: many models resize what they see. For others all things have another size.
+    """
+    trained = {tuple(feature.shape[-2:]) for feature in config.image_features.values()}
+    if not trained or tuple(spec.image_size) in trained:
+        return ""
+    sizes = ", ".join("x".join(map(str, size)) for size in sorted(trained))
+    found = "x".join(map(str, spec.image_size))
+    return (
+        f"the policy was trained on frames of {sizes}, the env delivers {found}; unless the model"
+        f" resizes them, use image_size=… (--image-size {sizes.split(',')[0].replace('x', ',')})"
+    )
+
+
 @contextmanager
 def explained(
     config: Any, given: Mapping[str, Any], rename_map: Mapping[str, str] | None = None

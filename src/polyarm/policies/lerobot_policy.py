@@ -8,6 +8,7 @@ kept belongs to its `EpisodeKey`, and ``predict_action_chunk`` is asked about th
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey, map_leaves
 from polyarm.errors import PolicyError
-from polyarm.policies.lerobot_features import check_cameras, check_libero, explained
+from polyarm.policies.lerobot_features import check_cameras, check_libero, explained, other_sizes
 from polyarm.policies.lerobot_noise import episode_noise
 from polyarm.policies.lerobot_observations import to_lerobot
 from polyarm.policies.lerobot_processors import (
@@ -30,6 +31,8 @@ from polyarm.policies.lerobot_processors import (
     require_lerobot,
 )
 from polyarm.policies.torch import to_host, weights_digest
+
+log = logging.getLogger("polyarm")
 
 Array = NDArray[Any]
 
@@ -108,6 +111,7 @@ class LeRobotPolicy:
         self._env_known: dict[str, tuple[Any, Any]] = {}
         self._pipelines = (preprocessor, postprocessor, env_preprocessor, env_postprocessor)
         self._episodes: dict[EpisodeKey, _Memory] = {}
+        self._warned: set[str] = set()
         self._ensembler = getattr(inner, "temporal_ensembler", None)
         queues = getattr(inner, "_queues", None) or {}
         self._lengths = {key: queues[key].maxlen for key in queues if key != _ACTION}
@@ -144,6 +148,10 @@ class LeRobotPolicy:
         if spec.suite == "libero":
             check_libero(spec)
         check_cameras(spec, self.config, rename_map(self._preprocessor))
+        warning = other_sizes(spec, self.config)
+        if warning and warning not in self._warned:
+            self._warned.add(warning)
+            log.warning(warning)
 
     # Episodes.
 
@@ -255,9 +263,9 @@ class LeRobotPolicy:
         for name, observations in queues.items():
             self._policy._queues[name].extend(observations)
         try:
-            noise = episode_noise(batch.generators, self.device)
-            with explained(self.config, inputs), noise:
-                chunk = self._policy.predict_action_chunk(dict(inputs))
+            drawn = episode_noise(batch.generators, self.device)
+            with explained(self.config, inputs), drawn:
+                chunk = self._policy.predict_action_chunk(dict(inputs), **self._noise(batch))
         finally:
             if queues:
                 self._policy.reset()
@@ -267,6 +275,16 @@ class LeRobotPolicy:
                 f" returned shape {tuple(chunk.shape)}; expected ({len(batch)}, steps, actions)"
             )
         return chunk
+
+    def _noise(self, batch: Batch) -> dict[str, Any]:
+        """Noise as an argument, for models whose draws nobody can answer: they are compiled."""
+        import torch
+
+        width = getattr(self.config, "max_action_dim", None)
+        if not getattr(self.config, "compile_model", False) or width is None:
+            return {}
+        noise = batch.noise(self.config.chunk_size, width)
+        return {"noise": torch.from_numpy(noise).to(self.device)}
 
     def _finished(self, chunk: Any, suite: str) -> Array:
         """The chunk behind all processors; they get single steps, as in LeRobot's own loop."""

@@ -150,6 +150,19 @@ def test_noise_is_the_episodes_own_and_new_at_every_decision():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_compiled_model_gets_its_noise_as_an_argument(monkeypatch):
+    ours = LeRobotPolicy(tiny_vla(compile_model=True))
+    rows = [episode(index, steps=1) for index in range(2)]
+    expected = [ours.act(batch_of([row], 0, Generators()))[0] for row in rows]
+    monkeypatch.delattr(torch, "normal")  # it must not draw any itself
+    together = ours.act(batch_of(rows, 0, Generators()))
+    np.testing.assert_allclose(together, expected, rtol=1e-5)
+    again = {key: key.generator() for key, _ in rows}
+    for generator in again.values():
+        generator.integers(5)
+    assert np.abs(ours.act(batch_of(rows, 0, again)) - together).min() > 1e-4
+
+
 def test_as_many_actions_are_executed_as_lerobot_would():
     assert LeRobotPolicy(act_policy()).execute == 3
     assert LeRobotPolicy(act_policy(**ENSEMBLE)).execute == 1
@@ -275,6 +288,17 @@ def test_cameras_are_compared_before_anything_runs():
     with pytest.raises(PolicyError, match=r"observation\.image,.*images\.corner2.*rename map"):
         ours.check_spec(two)
     LeRobotPolicy(tiny_vla()).check_spec(EnvSpec("metaworld", "reach-v3"))  # it does not look
+
+
+def test_frames_of_another_size_are_warned_of_once(caplog):
+    ours = LeRobotPolicy(act_policy())
+    ours.check_spec(METAWORLD)
+    assert not caplog.messages
+    for task in ("reach-v3", "push-v3"):
+        ours.check_spec(EnvSpec("metaworld", task, ("corner2",), image_size=(256, 256)))
+    (message,) = caplog.messages
+    assert "trained on frames of 64x64, the env delivers 256x256" in message
+    assert "--image-size 64,64" in message
 
 
 @pytest.mark.parametrize(
