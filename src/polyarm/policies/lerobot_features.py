@@ -69,7 +69,7 @@ def other_sizes(spec: EnvSpec, config: Any) -> str:
     found = "x".join(map(str, spec.image_size))
     return (
         f"the policy was trained on frames of {sizes}, the env delivers {found}; unless the model"
-        f" resizes them, use image_size=… (--image-size {sizes.split(',')[0].replace('x', ',')})"
+        f" resizes them, use image_size=… (--image-size {sizes.split(',')[0].replace('x', ' ')})"
     )
 
 

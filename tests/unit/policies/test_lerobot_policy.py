@@ -298,7 +298,7 @@ def test_frames_of_another_size_are_warned_of_once(caplog):
         ours.check_spec(EnvSpec("metaworld", task, ("corner2",), image_size=(256, 256)))
     (message,) = caplog.messages
     assert "trained on frames of 64x64, the env delivers 256x256" in message
-    assert "--image-size 64,64" in message
+    assert "--image-size 64 64" in message
 
 
 @pytest.mark.parametrize(
