@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,19 @@ def load_lerobot(name: str, rename_map: Mapping[str, str] | None = None) -> LeRo
         raise MissingExtra(
             f"the policy {checkpoint!r} needs more of LeRobot than is installed: {error}"
         ) from error
-    except Exception as error:
+    except Exception as error:  # of LeRobot, of its configuration's parser, of the Hub …
         raise PolicyError(
             f"LeRobot could not load the policy {checkpoint!r}: {type(error).__name__}: {error}"
+            f"{_suspicion(error)}"
         ) from error
     return LeRobotPolicy(policy, preprocessor=before, postprocessor=after)
+
+
+def _suspicion(error: Exception) -> str:
+    """What may be behind an error: some models do not say that they miss a library."""
+    if isinstance(error, OSError | ValueError) or find_spec("transformers") is not None:
+        return ""
+    return " (the transformers library, which many of LeRobot's models need, is not installed)"
 
 
 def _check_folder(checkpoint: str) -> None:

@@ -132,6 +132,16 @@ def test_a_type_that_lerobot_does_not_know_is_named(saved, tmp_path):
         load(changed(saved, tmp_path, type="acct"))
 
 
+def test_a_model_that_does_not_say_what_it_misses_is_suspected(saved, tmp_path, monkeypatch):
+    def fails(kind):
+        raise TypeError("'NoneType' object is not subscriptable")  # pi0 in LeRobot 0.4.4
+
+    monkeypatch.setattr("lerobot.policies.factory.get_policy_class", fails)
+    monkeypatch.setattr("polyarm.policies.lerobot.find_spec", lambda name: None)
+    with pytest.raises(PolicyError, match=r"NoneType.*the transformers library"):
+        load(saved[0])
+
+
 def test_a_checkpoint_without_processors_is_refused(saved, tmp_path):
     folder = changed(saved, tmp_path)
     (folder / "policy_preprocessor.json").unlink()

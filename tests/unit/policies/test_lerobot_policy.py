@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from lerobot_models import (
     Generators,
     act_policy,
@@ -16,9 +17,10 @@ from lerobot_models import (
     vqbet_policy,
 )
 
-from polyarm.contracts import EnvSpec
+from polyarm.contracts import EnvSpec, EpisodeKey
 from polyarm.errors import PolicyError
 from polyarm.policies.lerobot import LeRobotPolicy
+from polyarm.testing.policies import check_policy
 
 ENSEMBLE = {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1}
 METAWORLD = EnvSpec("metaworld", "reach-v3", cameras=("corner2",), image_size=(64, 64))
@@ -319,3 +321,13 @@ def test_policies_that_keep_state_for_a_whole_batch_are_refused(monkeypatch):
     monkeypatch.setattr(type(policy.config), "type", "tdmpc")
     with pytest.raises(PolicyError, match="'tdmpc' cannot run here: it plans on"):
         LeRobotPolicy(policy)
+
+
+@pytest.mark.parametrize("make", [tiny_vla, diffusion_policy, lambda: act_policy(**ENSEMBLE)])
+def test_the_conformance_kit_finds_nothing(make):
+    seen = {
+        "state": spaces.Box(-1, 1, (39,)),
+        "pixels/corner2": spaces.Box(0, 255, (64, 64, 3), np.uint8),
+    }
+    keys = [EpisodeKey("metaworld", "reach-v3", index) for index in range(2)]
+    check_policy(LeRobotPolicy(make()), spaces.Box(-1, 1, (4,)), spaces.Dict(seen), keys=keys)
