@@ -17,7 +17,7 @@ RENAMING = (
 _EMPTY_CAMERA = "empty_camera"
 
 
-def check_libero(spec: EnvSpec) -> None:
+def check_libero(spec: EnvSpec, config: Any) -> None:
     """Refuse LIBERO as others show it: LeRobot's processor turns frames and builds the state.
 
     Raises:
@@ -29,6 +29,11 @@ def check_libero(spec: EnvSpec) -> None:
             f"{spec.name} delivers frames with orientation={orientation} and robot_state={state};"
             f" LeRobot's policies take raw frames and the robot's state: use protocol='lerobot'"
             f" (--protocol lerobot)"
+        )
+    if config.type == "xvla" and spec.options.get("control") != "absolute":
+        raise PolicyError(
+            f"X-VLA's actions are poses, and {spec.name} would take them for displacements:"
+            f" use suite_options={{'control': 'absolute'}} (--suite-options control=absolute)"
         )
 
 

@@ -81,7 +81,8 @@ class LeRobotPolicy:
 
     Raises:
         MissingExtra: LeRobot is not installed.
-        PolicyError: It is a kind of policy that cannot be asked about episodes one by one.
+        PolicyError: It is none of LeRobot's, or of a kind that cannot be asked about episodes one
+            by one.
     """
 
     row_independent = False
@@ -96,8 +97,12 @@ class LeRobotPolicy:
         env_postprocessor: Any = None,
     ) -> None:
         require_lerobot()
+        from lerobot.policies.pretrained import PreTrainedPolicy
+
         # PEFT puts its layers inside of the policy; attributes set on its wrapper would stay there.
         inner = policy.get_base_model() if hasattr(policy, "get_base_model") else policy
+        if not isinstance(inner, PreTrainedPolicy):
+            raise PolicyError(f"{type(inner).__qualname__} is no PreTrainedPolicy of LeRobot's")
         self._policy = inner.eval()
         self.config = inner.config
         if (reason := _OWN_MEMORY.get(self.config.type)) is not None:
@@ -105,8 +110,8 @@ class LeRobotPolicy:
                 f"policies of the type {self.config.type!r} cannot run here: {reason}"
             )
         self.device = next(inner.parameters()).device
-        self._preprocessor = preprocessor or self._to_device
-        self._postprocessor = postprocessor or (lambda action: action)
+        self._preprocessor = self._to_device if preprocessor is None else preprocessor
+        self._postprocessor = postprocessor
         self._env_given = (env_preprocessor, env_postprocessor)
         self._env_known: dict[str, tuple[Any, Any]] = {}
         self._pipelines = (preprocessor, postprocessor, env_preprocessor, env_postprocessor)
@@ -146,7 +151,7 @@ class LeRobotPolicy:
         if self._env_given[0] is not None:
             return  # only it knows what it makes of them
         if spec.suite == "libero":
-            check_libero(spec)
+            check_libero(spec, self.config)
         check_cameras(spec, self.config, rename_map(self._preprocessor))
         warning = other_sizes(spec, self.config)
         if warning and warning not in self._warned:
@@ -245,7 +250,8 @@ class LeRobotPolicy:
         if len(suites) > 1:
             raise PolicyError(f"one batch holds rows of several suites: {sorted(suites)}")
         suite = batch.keys[0].suite
-        observed = preprocess_observation(to_lerobot(map_leaves(_writable, batch.obs), suite))
+        obs = batch.obs if isinstance(batch.obs, Mapping) else {"state": batch.obs}
+        observed = preprocess_observation(to_lerobot(map_leaves(_writable, obs), suite))
         observed["task"] = list(batch.instructions)
         observed = self._around(suite)[0](observed)
         with explained(self.config, observed, rename_map(self._preprocessor)):
@@ -291,7 +297,9 @@ class LeRobotPolicy:
         env_postprocessor = self._around(suite)[1]
         steps = []
         for step in range(chunk.shape[1]):
-            action = self._postprocessor(chunk[:, step])
+            action = chunk[:, step]
+            if self._postprocessor is not None:
+                action = self._postprocessor(action)
             steps.append(to_host(env_postprocessor({_ACTION: action})[_ACTION]))
         return np.stack(steps, axis=1)
 

@@ -316,6 +316,33 @@ def test_libero_must_be_shown_as_lerobot_shows_it(options):
     )
 
 
+def test_x_vla_needs_a_libero_that_takes_poses(monkeypatch):
+    ours = LeRobotPolicy(tiny_vla())
+    monkeypatch.setattr(type(ours.config), "type", "xvla")
+    options = {"orientation": "raw", "robot_state": True, "control": "relative"}
+    with pytest.raises(PolicyError, match="--suite-options control=absolute"):
+        ours.check_spec(EnvSpec("libero", "libero_10/0", options=options))
+    absolute = {**options, "control": "absolute"}
+    ours.check_spec(EnvSpec("libero", "libero_10/0", options=absolute))
+
+
+def test_what_is_no_policy_of_lerobots_is_refused():
+    with pytest.raises(PolicyError, match=r"Linear is no PreTrainedPolicy"):
+        LeRobotPolicy(torch.nn.Linear(2, 2))
+
+
+def test_envs_without_names_show_their_state(make_batch):
+    ours = LeRobotPolicy(tiny_vla())
+    keys = [EpisodeKey("gym", "Pendulum", index) for index in range(2)]
+    assert ours.act(make_batch(keys, np.zeros((2, 4), np.float32))).shape == (2, 2, 4)
+
+
+def test_rows_of_several_suites_are_refused(make_batch):
+    keys = [EpisodeKey("gym", "a", 0), EpisodeKey("metaworld", "a", 0)]
+    with pytest.raises(PolicyError, match=r"rows of several suites: \['gym', 'metaworld'\]"):
+        LeRobotPolicy(tiny_vla()).act(make_batch(keys))
+
+
 def test_policies_that_keep_state_for_a_whole_batch_are_refused(monkeypatch):
     policy = tiny_vla()
     monkeypatch.setattr(type(policy.config), "type", "tdmpc")
