@@ -99,7 +99,7 @@ class TinyVLAPolicy(PreTrainedPolicy):
 
     def __init__(self, config):
         super().__init__(config)
-        self.layer = torch.nn.Linear(4, 4)
+        self.layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
         self.told = []
         self.reset()
 

@@ -88,6 +88,8 @@ def test_episodes_that_begin_and_end_at_different_steps_do_not_mix(make):
     np.testing.assert_allclose([taken[early], taken[late]], expected, rtol=1e-3, atol=1e-4)
     ours.end([late])
     assert not ours._episodes
+    # Nor is anything left in the policy itself.
+    assert not any(getattr(policy, "_queues", {}).values())
 
 
 @pytest.mark.parametrize("make", [diffusion_policy, lambda: act_policy(**ENSEMBLE)])
@@ -194,8 +196,8 @@ def test_processors_get_one_step_at_a_time_as_in_lerobot():
 
 
 def test_a_policy_in_training_is_asked_in_eval_mode():
-    policy = act_policy(dropout=0.5)
-    ours, row = wrapped(policy), episode(0, steps=1)
+    policy = tiny_vla()
+    ours, row = LeRobotPolicy(policy), episode(0, steps=1)
     expected = ours.act(batch_of([row], 0, Generators()))
     policy.train()
     np.testing.assert_array_equal(ours.act(batch_of([row], 0, Generators())), expected)
