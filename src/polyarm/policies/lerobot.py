@@ -15,7 +15,6 @@ from polyarm.policies.lerobot_processors import require_lerobot
 __all__ = ["LeRobotPolicy", "load_lerobot", "split_name"]
 
 _CONFIG = "config.json"
-_ADAPTER = "adapter_config.json"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -32,7 +31,8 @@ def load_lerobot(name: str, rename_map: Mapping[str, str] | None = None) -> LeRo
 
     Args:
         name: ``<path or repo id>[@<rename map>.json]``.
-        rename_map: The policy's names of observations by the env's, instead of a file.
+        rename_map: The policy's names of observations by the env's, instead of a file. Without
+            any, the one that was saved with the policy holds.
 
     Raises:
         MissingExtra: LeRobot, or what this kind of policy needs besides, is not installed.
@@ -53,16 +53,18 @@ def load_lerobot(name: str, rename_map: Mapping[str, str] | None = None) -> LeRo
     except Exception as error:  # of LeRobot, of its configuration's parser, of the Hub …
         raise PolicyError(
             f"LeRobot could not load the policy {checkpoint!r}: {type(error).__name__}: {error}"
-            f"{_suspicion(error)}"
+            f"{_suspicion(checkpoint, error)}"
         ) from error
     return LeRobotPolicy(policy, preprocessor=before, postprocessor=after)
 
 
-def _suspicion(error: Exception) -> str:
-    """What may be behind an error: some models do not say that they miss a library."""
-    if isinstance(error, OSError | ValueError) or find_spec("transformers") is not None:
-        return ""
-    return " (the transformers library, which many of LeRobot's models need, is not installed)"
+def _suspicion(checkpoint: str, error: Exception) -> str:
+    """What may be behind an error that does not say it itself."""
+    if not Path(checkpoint).exists():
+        return f" (there is no such folder in {Path.cwd()}, so it was looked for on the Hub)"
+    if not isinstance(error, OSError | ValueError) and find_spec("transformers") is None:
+        return " (the transformers library, which many of LeRobot's models need, is not installed)"
+    return ""
 
 
 def _check_folder(checkpoint: str) -> None:
@@ -101,7 +103,7 @@ def _policy(config: Any, checkpoint: str) -> Any:
 
     adapter = PeftConfig.from_pretrained(checkpoint)
     if not adapter.base_model_name_or_path:
-        raise PolicyError(f"{_ADAPTER} does not say which policy it was made for")
+        raise ValueError("adapter_config.json does not say which policy it was made for")
     base = kind.from_pretrained(adapter.base_model_name_or_path, config=config)
     return PeftModel.from_pretrained(base, checkpoint, config=adapter).to(config.device)
 
@@ -109,10 +111,9 @@ def _policy(config: Any, checkpoint: str) -> Any:
 def _processors(config: Any, checkpoint: str, rename_map: Mapping[str, str]) -> tuple[Any, Any]:
     from lerobot.policies.factory import make_pre_post_processors
 
-    overrides = {
-        "device_processor": {"device": str(config.device)},
-        "rename_observations_processor": {"rename_map": dict(rename_map)},
-    }
+    overrides: dict[str, Any] = {"device_processor": {"device": str(config.device)}}
+    if rename_map:
+        overrides["rename_observations_processor"] = {"rename_map": dict(rename_map)}
     before, after = make_pre_post_processors(
         config, pretrained_path=checkpoint, preprocessor_overrides=overrides
     )

@@ -20,9 +20,9 @@ def episode_noise(generators: Sequence[np.random.Generator], device: Any) -> Ite
     """Answer draws of ``(B, …)`` numbers from B generators, the same on every device.
 
     Answered are ``torch.randn``, ``rand``, ``normal``, their ``_like`` forms and ``multinomial``
-    for one sample, also where B rows are a multiple of the episodes (several draws per episode, one
-    after the other). Draws from a generator that the model made itself are its own affair. Whatever
-    else is drawn comes from PyTorch's generators, seeded from the first row's for this time only.
+    for one sample, also of several rows per episode that follow one another. Draws from a generator
+    that the model made itself are its own affair. Whatever else is drawn comes from PyTorch's
+    generators, seeded from the first row's for this time only.
 
     Args:
         generators: One per row.
