@@ -18,6 +18,8 @@ from lerobot_models import ACTION, IMAGE, STATE, act_policy, processors
 import polyarm
 from polyarm import registry
 from polyarm.contracts import EnvSpec, stack_leaves
+from polyarm.policies import loading
+from polyarm.policies.lerobot import load_lerobot
 from polyarm.policies.lerobot_observations import to_lerobot
 from polyarm.recording.trajectory import load_trajectory
 
@@ -116,9 +118,15 @@ def executed(results, out):
     [{}, {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1}],
     ids=["queue", "ensembling"],
 )
-def test_tasks_in_one_batch_get_the_actions_of_lerobots_own_rollouts(options, tmp_path):
+def test_tasks_in_one_batch_get_the_actions_of_lerobots_own_rollouts(
+    options, tmp_path, monkeypatch
+):
     policy = act_policy(**options)
     name = save(policy, tmp_path / "checkpoint")
+    loaded = []
+    monkeypatch.setattr(
+        loading, "load_lerobot", lambda name: loaded.append(load_lerobot(name)) or loaded[-1]
+    )
     shared = {"cameras": ("corner2",), "image_size": (64, 64), "save_trajectories": True}
     shared["suite_options"] = (f"max_steps={STEPS}",)
     exact, mixed = (
@@ -128,6 +136,7 @@ def test_tasks_in_one_batch_get_the_actions_of_lerobots_own_rollouts(options, tm
         for out, batches in ((tmp_path / "a", {"max_batch": 1}), (tmp_path / "b", {}))
     )
     assert len(exact) == len(mixed) == 2
+    assert len(loaded) == 2, "one set of weights per run, however many tasks"
     for key in exact:
         spec = EnvSpec(key.suite, key.task, ("corner2",), (64, 64), options={"max_steps": STEPS})
         expected = lerobots_rollout(policy, spec, key.index, configs.MetaworldEnv())

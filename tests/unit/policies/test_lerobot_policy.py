@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from lerobot.envs.utils import preprocess_observation
 from lerobot_models import (
     Generators,
     act_policy,
@@ -20,6 +21,7 @@ from lerobot_models import (
 from polyarm.contracts import EnvSpec, EpisodeKey
 from polyarm.errors import PolicyError
 from polyarm.policies.lerobot import LeRobotPolicy
+from polyarm.policies.lerobot_observations import image_keys, to_lerobot
 from polyarm.testing.policies import check_policy
 
 ENSEMBLE = {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1}
@@ -281,6 +283,14 @@ def test_what_is_no_chunk_is_refused(monkeypatch):
     monkeypatch.setattr(policy, "predict_action_chunk", lambda inputs: torch.zeros(4, 1, 4))
     with pytest.raises(PolicyError, match=r"got 1 rows and returned shape \(4, 1, 4\)"):
         LeRobotPolicy(policy).act(batch_of([episode(0, 1)], 0, Generators()))
+
+
+@pytest.mark.parametrize("suite", ["metaworld", "gym"])
+@pytest.mark.parametrize("cameras", [("corner2",), ("corner", "corner2")])
+def test_cameras_have_the_keys_that_lerobot_gives_their_frames(suite, cameras):
+    frames = {f"pixels/{camera}": np.zeros((1, 8, 8, 3), np.uint8) for camera in cameras}
+    shown = preprocess_observation(to_lerobot({"state": np.zeros((1, 4)), **frames}, suite))
+    assert [key for key in shown if "image" in key] == image_keys(cameras, suite)
 
 
 def test_cameras_are_compared_before_anything_runs():
