@@ -1,1 +1,7 @@
-"""polyarm behind the surfaces of other projects, so that their scripts run unchanged."""
+"""The surfaces of other projects over our engine, for code that was written for them."""
+
+from __future__ import annotations
+
+from polyarm.compat.copies import policy_copies
+
+__all__ = ["policy_copies"]

@@ -7,7 +7,7 @@ turns LIBERO's upright is LeRobot's own processor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,15 @@ def to_lerobot(obs: Mapping[str, Array], suite: str) -> dict[str, Any]:
     }
     state = {"agent_pos": obs["state"]} if "state" in obs else {}
     return {**_pixels(frames), **state, **rest}
+
+
+def image_keys(cameras: Sequence[str], suite: str) -> list[str]:
+    """The keys that LeRobot gives the frames of these cameras, in their order."""
+    if suite == "libero":
+        return [f"observation.images.{LIBERO_CAMERAS.get(camera, camera)}" for camera in cameras]
+    if len(cameras) == 1:
+        return ["observation.image"]
+    return [f"observation.images.{camera}" for camera in cameras]
 
 
 def _pixels(frames: Mapping[str, Array]) -> dict[str, Any]:

@@ -7,6 +7,7 @@
 - ``<path>.pt``: a TorchScript module.
 - ``openpi:ws://<host>:<port>[,ws://…][@<mapping>]``: a policy behind servers of openpi's kind.
 - ``vla-eval:ws://<host>:<port>[,ws://…][@<param>=true,…]``: a model behind servers of vla-eval.
+- ``lerobot:<path or repo id>[@<rename map>.json]``: a checkpoint of LeRobot's.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ from polyarm.policies.basic import (
     ReplayPolicy,
     ZeroPolicy,
 )
-from polyarm.policies.fingerprints import source_file_digest
+from polyarm.policies.fingerprints import files_digest, source_file_digest
+from polyarm.policies.lerobot import load_lerobot, split_name
 
 _NAMES = (
-    *("expert", "openpi:ws://<host>:<port>", "random", "replay:<path>"),
-    *("vla-eval:ws://<host>:<port>", "zero", "<module>:<name>", "<path>.pt"),
+    *("expert", "lerobot:<path or repo id>", "openpi:ws://<host>:<port>", "random"),
+    *("replay:<path>", "vla-eval:ws://<host>:<port>", "zero"),
+    *("<module>:<name>", "<path>.pt"),
 )
 _REPLAY = "replay:"
+_LEROBOT = "lerobot:"
 _OPENPI = "openpi:"
 _VLA_EVAL = "vla-eval:"
 _REMOTE = (_OPENPI, _VLA_EVAL)
@@ -86,13 +90,15 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
         from polyarm.policies.vla_eval import vla_eval_policy
 
         return vla_eval_policy(name.removeprefix(_VLA_EVAL))
+    if name.startswith(_LEROBOT) and name != _LEROBOT:
+        return load_lerobot(name.removeprefix(_LEROBOT))
     if ":" not in name and name.endswith(".pt"):
         from polyarm.policies.torch import load_torchscript
 
         return load_torchscript(Path(name))
     location, at, path = name.partition("@")
     module_name, colon, attribute = location.partition(":")
-    if not (colon and module_name and attribute) or location.startswith(_REPLAY):
+    if not (colon and module_name and attribute) or location.startswith((_REPLAY, _LEROBOT)):
         raise UnknownName("policy", name, _NAMES)
     found = _attribute(_module(module_name), attribute)
     if at or isinstance(found, type) or _is_factory(found):
@@ -117,7 +123,7 @@ def expand_policies(name: str) -> list[tuple[str, str]]:
     Raises:
         PolicyError: The glob matches nothing.
     """
-    prefix, path = _split(name)
+    prefix, path, suffix = _split(name)
     if not path:
         return [(name, name)]
     if not glob.has_magic(path) or Path(path).exists():
@@ -125,12 +131,13 @@ def expand_policies(name: str) -> list[tuple[str, str]]:
     paths = sorted(glob.glob(path, recursive=True), key=_natural)  # noqa: PTH207
     if not paths:
         raise PolicyError(f"no file matches {path!r} of the policy {name!r} in {Path.cwd()}")
-    return [(label, prefix + one) for label, one in zip(_labels(paths), paths, strict=True)]
+    labels = zip(_labels(paths), paths, strict=True)
+    return [(label, prefix + one + suffix) for label, one in labels]
 
 
 def checkpoint_path(name: str) -> Path | None:
     """The file or folder in a policy's name, if there is one; not that of a replay."""
-    prefix, path = _split(name)
+    prefix, path, _ = _split(name)
     return Path(path) if path and prefix != _REPLAY and Path(path).exists() else None
 
 
@@ -143,23 +150,32 @@ def identity(name: str) -> str:
 
 
 def source_digest(name: str) -> str:
-    """A digest of the module that ``<module>:<name>`` names; "" for other policies."""
+    """A digest of the module that ``<module>:<name>`` names; "" for other policies.
+
+    Of LeRobot's checkpoints, which are known by their own bytes, it is one of their rename map.
+    """
+    if name.startswith(_LEROBOT):
+        _, renaming = split_name(name.removeprefix(_LEROBOT))
+        return files_digest(Path(renaming)) if renaming else ""
     module, colon, _ = name.partition("@")[0].partition(":")
     if not colon or name.startswith((_REPLAY, *_REMOTE)):
         return ""
     return source_file_digest(_module(module).__name__)
 
 
-def _split(name: str) -> tuple[str, str]:
-    """What comes before the path in a policy's name, and the path or ""."""
+def _split(name: str) -> tuple[str, str, str]:
+    """What comes before the path in a policy's name, the path or "", and what comes behind."""
     if name.startswith(_REPLAY):
-        return _REPLAY, name.removeprefix(_REPLAY)
+        return _REPLAY, name.removeprefix(_REPLAY), ""
     if name.startswith(_REMOTE):
-        return name, ""
+        return name, "", ""
+    if name.startswith(_LEROBOT):
+        path, renaming = split_name(name.removeprefix(_LEROBOT))
+        return _LEROBOT, path, f"@{renaming}" if renaming else ""
     if ":" not in name.partition("@")[0]:
-        return "", name if name.endswith(".pt") else ""
+        return "", name if name.endswith(".pt") else "", ""
     location, at, path = name.partition("@")
-    return location + at, path
+    return location + at, path, ""
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

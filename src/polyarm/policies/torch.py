@@ -95,7 +95,7 @@ class TorchPolicy:
             "policy": "torch",
             "module": getattr(self._module, "original_name", named.__qualname__),
             "parameters": sum(parameter.numel() for parameter in parameters),
-            "weights": _digest(weights),
+            "weights": weights_digest(weights),
             "batch_size": self._batch_size if self.row_independent else None,
             "hooks": [
                 function_fingerprint(hook)["source"] for hook in (self._to_inputs, self._to_actions)
@@ -272,7 +272,7 @@ def _gathered(batch: Batch, rows: Sequence[int]) -> Batch:
     )
 
 
-def _digest(weights: Mapping[str, Any]) -> str:
+def weights_digest(weights: Mapping[str, Any]) -> str:
     """SHA-256 of names, dtypes, shapes and bytes, in the order of the names."""
     torch = _torch()
     digest = hashlib.sha256()

@@ -40,8 +40,8 @@ class EvalOptions(NamesTasks):
 
     Attributes:
         policy: random, zero, expert, replay:FILE, module:callable, module:callable@CHECKPOINT, a
-            TorchScript file, openpi:ws://HOST:PORT or vla-eval:ws://HOST:PORT; a glob of
-            checkpoints evaluates all of them.
+            TorchScript file, lerobot:FOLDER, openpi:ws://HOST:PORT or vla-eval:ws://HOST:PORT; a
+            glob of checkpoints evaluates all of them.
         task: A task (metaworld/reach-v3), a set (metaworld/mt10), or several of them separated by
             commas.
         episodes: Episodes per task; by default the protocol's, or 10.

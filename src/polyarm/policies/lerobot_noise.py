@@ -1,0 +1,94 @@
+"""Gives each row of a batch the noise of its own episode, whatever a model draws and when.
+
+LeRobot's policies draw noise in the middle of their models, for the whole batch at once, from
+PyTorch's global generator: then an episode's actions depend on which others happen to be in its
+batch. Within `episode_noise` these draws are answered row by row, from the episodes' generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+
+@contextmanager
+def episode_noise(generators: Sequence[np.random.Generator], device: Any) -> Iterator[None]:
+    """Answer draws of ``(B, …)`` numbers from B generators, the same on every device.
+
+    Answered are ``torch.randn``, ``rand``, ``normal``, their ``_like`` forms and ``multinomial``
+    for one sample, also of several rows per episode that follow one another. Draws from a generator
+    that the model made itself are its own affair. Whatever else is drawn comes from PyTorch's
+    generators, seeded from the first row's for this time only.
+
+    Args:
+        generators: One per row.
+        device: ``torch.device`` that the model runs on.
+    """
+    import torch
+
+    # Of every row: how far a generator goes on must not depend on the others.
+    seed, *_ = [int(generator.integers(2**63)) for generator in generators]
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []), _mode()(generators):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+@cache
+def _mode() -> Any:
+    """The class that stands between a model and PyTorch's functions; made when PyTorch is there."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    normal = (torch.randn, torch.randn_like)
+    uniform = (torch.rand, torch.rand_like)
+    drawing = {*normal, *uniform, torch.normal, torch.multinomial}
+
+    class RowNoise(TorchFunctionMode):
+        def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+            super().__init__()
+            self._generators = generators
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            answer = function(*args, **kwargs)
+            if function not in drawing or kwargs.get("generator") is not None:
+                return answer
+            if function is torch.multinomial:
+                return self._chosen(answer, *args, **kwargs)
+            if not self._has_rows(answer):
+                return answer
+            if function in uniform:
+                return self._rows(answer, "random")
+            noise = self._rows(answer, "standard_normal")
+            return noise if function in normal else _scaled(noise, *args, **kwargs)
+
+        def _has_rows(self, answer: Any) -> bool:
+            return answer.ndim > 0 and len(answer) > 0 and len(answer) % len(self._generators) == 0
+
+        def _rows(self, like: Any, draw: str) -> Any:
+            shape = (len(like) // len(self._generators), *like.shape[1:])
+            rows = [getattr(one, draw)(shape, dtype=np.float32) for one in self._generators]
+            return torch.from_numpy(np.concatenate(rows)).to(like.device, like.dtype)
+
+        def _chosen(self, answer: Any, weights: Any, *_: Any, **__: Any) -> Any:
+            if answer.shape[-1] != 1 or answer.ndim != 2 or not self._has_rows(answer):
+                return answer
+            # The smallest of exponential times, each at its own rate, is a choice by weight.
+            times = self._rows(weights.float(), "standard_exponential")
+            return (weights.float() / times).argmax(dim=-1, keepdim=True)
+
+    return RowNoise
+
+
+def _scaled(noise: Any, mean: Any, std: Any = 1.0, *_: Any, **__: Any) -> Any:
+    return mean + std * noise
