@@ -32,7 +32,8 @@ from polyarm.rollout.options import EvalOptions, options_from, seconds
 
 if TYPE_CHECKING:
     from polyarm.report.results import Results
-    from polyarm.rollout.evaluator import Evaluator, PolicyLike
+    from polyarm.rollout.acting import PolicyLike
+    from polyarm.rollout.evaluator import Evaluator
 
 _CALIBRATION_S = 20.0
 

@@ -11,8 +11,8 @@ from typing import Any
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall
 from polyarm.policies.loading import as_policy, load_policy
+from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
-from polyarm.rollout.evaluator import PolicyLike
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
 from polyarm.vector.env import VectorEnv

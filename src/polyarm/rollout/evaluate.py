@@ -9,7 +9,8 @@ from typing import Any
 from polyarm.errors import InvalidCall
 from polyarm.report.html import write_report
 from polyarm.report.results import Results
-from polyarm.rollout.evaluator import Evaluator, PolicyLike
+from polyarm.rollout.acting import PolicyLike
+from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
 from polyarm.vector.make import TaskLike
 

@@ -13,24 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
-from polyarm import registry
 from polyarm.contracts import EpisodeKey, EpisodeResult, Policy
 from polyarm.errors import InvalidCall
-from polyarm.policies.fingerprints import files_digest, policy_fingerprint
-from polyarm.policies.loading import (
-    as_policy,
-    checkpoint_path,
-    identity,
-    load_policy,
-    source_digest,
-)
-from polyarm.policies.remote import RemotePolicy
 from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
 from polyarm.report.results import Results
+from polyarm.rollout.acting import Policies, PolicyLike, known_space
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal
@@ -41,8 +30,6 @@ from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
 from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
-
-PolicyLike = Policy | str | Callable[..., Any]
 
 _MANY_GROUPS = 4
 """More groups of tasks than this are not all kept alive."""
@@ -113,7 +100,7 @@ class Evaluator:
         self._protocol = protocol(self.groups, options)
         self.planned = [key for group in self.groups for key in group.keys(options)]
         self._policies: dict[str, Any] = {}
-        self._loaded: dict[str, tuple[gymnasium.Space[Any], Policy]] = {}
+        self._acting = Policies(options.chunk)
         self._runner: Runner | None = None
         self._wall = dict.fromkeys(_TIMES, 0.0)
         self._on_gpu = False
@@ -142,7 +129,7 @@ class Evaluator:
         """
         began = time.perf_counter()
         stop_after = seconds(self._options.stop_after)
-        self._unload()  # a checkpoint may have changed since
+        self._acting.unload()  # a checkpoint may have changed since
         planned = {(label, key) for label in policies for key in self.planned}
         made = 0
         try:
@@ -188,7 +175,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Close all envs, and the connections of policies that run elsewhere."""
-        self._unload()
+        self._acting.unload()
         self._envs.close()
 
     def __enter__(self) -> Evaluator:
@@ -217,13 +204,12 @@ class Evaluator:
         missing: Sequence[EpisodeKey],
         need: Need,
     ) -> Iterator[EpisodeResult | None]:
+        space = known_space(group)
+        acting = None if space is None else self._acting.suited(policy, space, group)
         began = time.perf_counter()
         env = self._envs.get(group, need, missing)
         self._wall["startup"] += time.perf_counter() - began
-        acting = self._acting(policy, env.single_action_space)
-        if (check := getattr(acting, "check_spec", None)) is not None:
-            for spec in group.specs:
-                check(spec)
+        acting = acting or self._acting.suited(policy, env.single_action_space, group)
         schedule = Schedule(missing, max_attempts=self._options.max_attempts)
         self._runner = runner = Runner(env, acting, schedule, self._runner_options(label, acting))
         runner.stopping = self._stopping
@@ -238,8 +224,10 @@ class Evaluator:
 
     def _need(self, group: Group, policies: Mapping[str, PolicyLike]) -> Need:
         missing = max(len(self._missing(label, group)) for label in policies)
-        seen = bool(self._options.cameras)
-        return Need(seen and any(self._looks(policy) for policy in policies.values()), missing)
+        looks = bool(self._options.cameras) and any(
+            self._acting.looks(policy, self.groups[0]) for policy in policies.values()
+        )
+        return Need(looks, missing)
 
     def _missing(self, label: str, group: Group) -> list[EpisodeKey]:
         retried = ("error",) if self._options.retry_errors else ()
@@ -302,64 +290,16 @@ class Evaluator:
             notes.append(
                 "This policy does not promise that a row's actions are independent of the rest of"
                 " its batch, so outcomes may change with num_envs and timing (row_independent;"
-                " TorchPolicy's batch_invariant=True)."
+                " TorchPolicy's batch_invariant=True, or max_batch=1)."
             )
         self.notes += [note for note in notes if note not in self.notes]
-
-    # Policies.
-
-    def _acting(self, policy: PolicyLike, space: gymnasium.Space[Any]) -> Policy:
-        """The policy for an action space; one that has a name is loaded once, one at a time."""
-        if not isinstance(policy, str):
-            return as_policy(policy)
-        if (known := self._loaded.get(policy)) is None or known[0] != space:
-            loaded = load_policy(policy, space, chunk=self._options.chunk)
-            self._unload()
-            self._loaded = {policy: (space, loaded)}
-        return self._loaded[policy][1]
-
-    def _unload(self) -> None:
-        """Forget policies that were loaded by their names."""
-        for _, policy in self._loaded.values():
-            if isinstance(policy, RemotePolicy):
-                policy.close()
-        self._loaded.clear()
-
-    def _space(self) -> gymnasium.Space[Any] | None:
-        """The action space, if it is known without building an env."""
-        spec = self.groups[0].specs[0]
-        description = registry.load(spec.suite).describe(spec)
-        return None if description is None else description.action_space
-
-    def _looks(self, policy: PolicyLike) -> bool:
-        """Whether a policy may look at frames."""
-        if isinstance(policy, str):
-            if checkpoint_path(policy) is not None or (space := self._space()) is None:
-                return True
-            policy = self._acting(policy, space)
-        return bool(getattr(policy, "needs_frames", True))
-
-    def _fingerprint(self, policy: PolicyLike) -> Any:
-        """What tells a policy from others; checkpoints by their bytes, without loading them."""
-        if not isinstance(policy, str):
-            return policy_fingerprint(as_policy(policy))
-        named = identity(policy)
-        about: dict[str, Any] = {"name": named, "source": source_digest(policy)}
-        if (path := checkpoint_path(policy)) is not None:
-            about["checkpoint"] = files_digest(path)
-        # One that runs elsewhere is known by what its server says, whatever the space.
-        elif (
-            space := self._space() or (None if named == policy else gymnasium.Space())
-        ) is not None:
-            about["policy"] = policy_fingerprint(self._acting(policy, space))
-        return about
 
     # The folder.
 
     @contextmanager
     def _journal(self, policies: Mapping[str, PolicyLike]) -> Iterator[Journal | None]:
         for label, policy in policies.items():
-            self._policies[label] = plain(self._fingerprint(policy))
+            self._policies[label] = plain(self._acting.fingerprint(policy, self.groups[0]))
         if self._folder is None:
             self.finished.clear()  # nothing but a journal says what is still true
             self._wall = dict.fromkeys(_TIMES, 0.0)

@@ -11,6 +11,7 @@ from polyarm.contracts import Footprint
 from polyarm.policies import RandomPolicy
 from polyarm.recording.trajectory import load_trajectory
 from polyarm.rollout.evaluate import close_kept_envs
+from polyarm.rollout.live_envs import LiveEnvs
 from polyarm.rollout.options import options_from, seconds
 from polyarm.testing import CountingEnv, CountingPolicy, RaisingPolicy
 from polyarm.testing.toy_suite import ToySuite
@@ -133,6 +134,18 @@ def test_a_policy_may_refuse_envs_that_it_was_not_made_for():
     assert evaluate(Particular(), "toy/count-3").success_rate == 1.0
     with pytest.raises(PolicyError, match="not toy/count-10"):
         evaluate(Particular())
+
+
+def test_a_refusal_comes_before_envs_are_built(monkeypatch):
+    class Particular(CountingPolicy):
+        def check_spec(self, spec):
+            raise PolicyError("not these")
+
+    built = []
+    monkeypatch.setattr(LiveEnvs, "get", lambda *_: built.append(True))
+    with pytest.raises(PolicyError, match="not these"):
+        evaluate(Particular(), "metaworld/reach-v3")
+    assert not built
 
 
 def test_another_policy_in_the_same_folder_is_refused(tmp_path):

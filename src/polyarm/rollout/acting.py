@@ -1,0 +1,92 @@
+"""The policies of an evaluation: loaded once, one at a time, and asked what they were made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+
+from polyarm import registry
+from polyarm.contracts import Policy
+from polyarm.policies.fingerprints import files_digest, policy_fingerprint
+from polyarm.policies.loading import (
+    as_policy,
+    checkpoint_path,
+    identity,
+    load_policy,
+    source_digest,
+)
+from polyarm.policies.remote import RemotePolicy
+from polyarm.rollout.plan import Group
+
+PolicyLike = Policy | str | Callable[..., Any]
+
+
+class Policies:
+    """Makes policies of whatever stands for one, and keeps the last that was loaded by its name.
+
+    Args:
+        chunk: Actions per decision of the built-in ones.
+    """
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = chunk
+        self._loaded: tuple[str, gymnasium.Space[Any], Policy] | None = None
+
+    def get(self, policy: PolicyLike, space: gymnasium.Space[Any]) -> Policy:
+        """The policy for an action space."""
+        if not isinstance(policy, str):
+            return as_policy(policy)
+        if self._loaded is None or self._loaded[:2] != (policy, space):
+            self.unload()  # first: two may not fit into a GPU's memory
+            self._loaded = (policy, space, load_policy(policy, space, chunk=self._chunk))
+        return self._loaded[2]
+
+    def suited(self, policy: PolicyLike, space: gymnasium.Space[Any], group: Group) -> Policy:
+        """The policy, if it does not refuse the envs of a group.
+
+        Raises:
+            PolicyError: It was not made for them.
+        """
+        acting = self.get(policy, space)
+        if (check := getattr(acting, "check_spec", None)) is not None:
+            for spec in group.specs:
+                check(spec)
+        return acting
+
+    def looks(self, policy: PolicyLike, group: Group) -> bool:
+        """Whether a policy may look at frames."""
+        if isinstance(policy, str):
+            if checkpoint_path(policy) is not None or (space := known_space(group)) is None:
+                return True
+            policy = self.get(policy, space)
+        return bool(getattr(policy, "needs_frames", True))
+
+    def fingerprint(self, policy: PolicyLike, group: Group) -> Any:
+        """What tells a policy from others; checkpoints by their bytes, without loading them."""
+        if not isinstance(policy, str):
+            return policy_fingerprint(as_policy(policy))
+        about: dict[str, Any] = {"name": identity(policy), "source": source_digest(policy)}
+        if (path := checkpoint_path(policy)) is not None:
+            about["checkpoint"] = files_digest(path)
+            return about
+        space = known_space(group)
+        if space is None and identity(policy) != policy:
+            space = gymnasium.Space()  # one that runs elsewhere is known by what its server says
+        if space is not None:
+            about["policy"] = policy_fingerprint(self.get(policy, space))
+        return about
+
+    def unload(self) -> None:
+        """Forget what was loaded by its name."""
+        if self._loaded is not None and isinstance(self._loaded[2], RemotePolicy):
+            self._loaded[2].close()
+        self._loaded = None
+
+
+def known_space(group: Group) -> gymnasium.Space[Any] | None:
+    """The action space of a group's envs, if it is known without building one."""
+    spec = group.specs[0]
+    description = registry.load(spec.suite).describe(spec)
+    return None if description is None else description.action_space
