@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ class RunningEpisode:
         steps: Env steps made so far.
         sent: The actions that were sent last, ``(k, …)``; None if the env's expert acts.
         sent_at: When that was, by `time.monotonic`.
+        max_reward: The largest reward so far.
         result: How it went, once it has ended.
     """
 
@@ -71,6 +73,7 @@ class RunningEpisode:
         self._queue = ActionQueue(options.execute, options.ensemble)
         self._keep = options.keep
         self._keep_actions = options.keep or options.keep_actions
+        self.max_reward = -math.inf
         self._total_reward = 0.0
         self._began = time.perf_counter()
         self._timings = dict.fromkeys(("sim", "frames", "obs", "policy"), 0.0)
@@ -118,6 +121,7 @@ class RunningEpisode:
         self.steps += len(actions)
         for reward in rewards.tolist():  # one by one: the sum must not depend on the chunks
             self._total_reward += reward
+            self.max_reward = max(self.max_reward, reward)
         self._hash.update(np.ascontiguousarray(actions).tobytes())
         if self._keep_actions:
             self._actions.append(np.array(actions))

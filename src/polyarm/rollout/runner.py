@@ -253,7 +253,7 @@ class Runner:
                     executed = self._env.executed_actions(slot, steps)
                 episode.stepped(executed[:steps], ready.rewards[place, :steps])
             if ready.terminated[place] or ready.truncated[place]:
-                success = _succeeded(info, place)
+                success = succeeded(info, place)
                 if success is None:
                     self.silent.add(episode.key.name)
                 made = files[place] if files is not None else None
@@ -367,7 +367,7 @@ def _row(obs: Any, row: int) -> Any:
     return map_leaves(operator.itemgetter(row), obs)
 
 
-def _succeeded(info: Mapping[str, Any], place: int) -> bool | None:
+def succeeded(info: Mapping[str, Any], place: int) -> bool | None:
     """What an env says of an episode that has ended; None if it says nothing."""
     for name in ("is_success", "success"):
         values, said = info.get(name), info.get(f"_{name}")

@@ -6,6 +6,7 @@ Imported by `Libero.make` alone, because it imports the simulator.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class LiberoEnv(MujocoEnv):
         super().__init__(spec, task.instruction, options["max_steps"])
         self.observation_space = observation_space(spec)
         self.action_space = action_space(spec)
-        self._protocol = PROTOCOLS[options["protocol"]]
+        self._protocol = replace(PROTOCOLS[options["protocol"]], seed=options["first_seed"])
         self._grip = GRIPPERS[options["gripper"]]
         self._steps_of_frame = ORIENTATIONS[options["orientation"]]
         rows, columns = self._steps_of_frame

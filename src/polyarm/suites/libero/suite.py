@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from polyarm.contracts import EnvDescription, EnvSpec, Footprint, ForkMode, Requirement, Task
-from polyarm.errors import UnknownName
+from polyarm.errors import InvalidCall, UnknownName
 from polyarm.suites.cache import Progress
 from polyarm.suites.libero import catalogue
 from polyarm.suites.libero.assets import Manifest, assets_folder
@@ -66,7 +66,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "lean_step": (True, False),
     "share_gl": (True, False),
 }
-_COUNTS = {"max_steps": 1, "settle_steps": 0, "resize": 1}
+_COUNTS = {"max_steps": 1, "settle_steps": 0, "resize": 1, "first_seed": 0}
 
 
 class Libero:
@@ -89,6 +89,7 @@ class Libero:
         robot_state: Whether observations carry ``robot_state/…``.
         max_steps: Horizon in policy steps; by default the protocol's for the task.
         settle_steps: Steps before the policy's first.
+        first_seed: What the protocol's seeds count from, where it has any; by default its own.
         soft_reset: Start episodes without loading the model anew: faster, same bits.
         lean_step: Leave out what robosuite computes repeatedly: faster, same bits.
         share_gl: Let envs of one process share a GL context and textures: smaller, same pixels.
@@ -120,15 +121,22 @@ class Libero:
 
         Raises:
             UnknownName: A task, camera, option or option value that does not exist.
+        InvalidCall: A first seed for a protocol that has none.
         """
         task = catalogue.find(spec.task)
         cameras = tuple(WRIST if camera == "wrist" else camera for camera in spec.cameras)
         for camera in cameras:
             if camera not in CAMERAS:
                 raise UnknownName("camera of libero", camera, (*CAMERAS, "wrist"))
-        options = {**_default_options(_protocol(spec.options), task), **spec.options}
+        protocol = _protocol(spec.options)
+        options = {**_default_options(protocol, task), **spec.options}
         for option, value in options.items():
             _check_value(option, value)
+        if protocol.seed_rule == "episode" and options["first_seed"] != protocol.seed:
+            raise InvalidCall(
+                f"first_seed={options['first_seed']} would change nothing: the protocol "
+                f"{options['protocol']!r} makes an episode's seed of its task and index"
+            )
         return replace(spec, task=task.name, cameras=cameras, options=options)
 
     def describe(self, spec: EnvSpec) -> EnvDescription:
@@ -232,6 +240,7 @@ def _default_options(protocol: Protocol, task: catalogue.LiberoTask) -> dict[str
         "robot_state": protocol.robot_state,
         "max_steps": protocol.horizons[task.suite],
         "settle_steps": protocol.settle_steps,
+        "first_seed": protocol.seed,
         "soft_reset": True,
         "lean_step": True,
         "share_gl": True,
