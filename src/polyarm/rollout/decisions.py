@@ -32,6 +32,7 @@ class CostModel:
 
     def __init__(self) -> None:
         self._sums = np.zeros(5)
+        self._line: tuple[float, float] | None = None
         self.calls = 0
 
     def add(self, rows: int, seconds: float) -> None:
@@ -39,20 +40,26 @@ class CostModel:
         self.calls += 1
         new = (1.0, rows, seconds, rows * rows, rows * seconds)
         self._sums = self._DECAY * self._sums + new
-
-    def fixed_share(self, rows: int) -> float | None:
-        """Which part of a call with so many rows it would cost with none.
-
-        None as long as all calls had about as many rows: then other numbers are worth a try.
-        """
         weight, x, y, xx, xy = self._sums
         spread = weight * xx - x * x
-        if spread <= 0.02 * weight * xx:
+        # Calls that had about as many rows each say nothing new.
+        if spread > 0.02 * weight * xx:
+            slope = max(0.0, (weight * xy - x * y) / spread)
+            self._line = (max(0.0, (y - slope * x) / weight), slope)
+
+    def seconds(self, rows: int) -> float | None:
+        """What a call with so many rows costs; None if other numbers of rows are worth a try."""
+        if self._line is None:
             return None
-        slope = max(0.0, (weight * xy - x * y) / spread)
-        fixed = max(0.0, (y - slope * x) / weight)
-        total = fixed + slope * rows
-        return float(fixed / total) if total > 0 else 1.0
+        fixed, slope = self._line
+        return float(fixed + slope * rows)
+
+    def fixed_share(self, rows: int) -> float | None:
+        """Which part of a call with so many rows it would cost with none; None as above."""
+        total = self.seconds(rows)
+        if self._line is None or total is None:
+            return None
+        return float(self._line[0] / total) if total > 0 else 1.0
 
 
 class PolicyCaller:

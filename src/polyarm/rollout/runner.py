@@ -241,13 +241,13 @@ class Runner:
                 if self._on_error(slot, episode, errors[place]):
                     ended.append(episode)
                 continue
-            self._note_times(episode, timings, slot)
+            took = self._note_times(episode, timings, slot)
             if told is not None and told[place]:
                 episode.instruction = str(told[place])
             if refused is not None:
                 episode.invalid_actions = int(refused[place])
             if steps := int(info["steps"][place]):
-                self._chunk_s += 0.1 * (now - episode.sent_at - self._chunk_s)
+                self._chunk_s += 0.1 * (took - self._chunk_s) if self._chunk_s else took
                 executed = episode.sent
                 if executed is None:
                     executed = self._env.executed_actions(slot, steps)
@@ -272,11 +272,15 @@ class Runner:
 
     def _note_times(
         self, episode: RunningEpisode, timings_ns: Mapping[str, Any], slot: int
-    ) -> None:
+    ) -> float:
+        """Note what the worker has spent; returns the sum."""
+        spent = 0.0
         for name in self.worker_s:
             seconds = float(timings_ns[name][slot]) * 1e-9
             self.worker_s[name] += seconds
             episode.took(name, seconds)
+            spent += seconds
+        return spent
 
     def _send_experts(self, slots: list[int], now: float) -> None:
         keep = self._options.episode.keep
@@ -312,13 +316,24 @@ class Runner:
         """How many slots a decision waits for.
 
         Half of those that play, so that the policy decides for one half while the other simulates.
-        A quarter, where small batches cost as little per row as large ones; any that are ready,
-        where the policy takes next to no time.
+        A quarter, where small batches cost as little per row as large ones; all, where a large one
+        costs hardly more than a small one and simulating takes little; any that are ready, where
+        the policy takes next to no time.
         """
         caller, playing = self._caller, len(self._episodes)
         if caller.last_s < _QUICK * self._chunk_s:
             return 1
-        return min(caller.max_batch, math.ceil(playing / (4 if self._costs_by_the_row() else 2)))
+        parts = 4 if self._costs_by_the_row() else 1 if self._better_together() else 2
+        return min(caller.max_batch, math.ceil(playing / parts))
+
+    def _better_together(self) -> bool:
+        """Whether a call for all, during which nothing simulates, beats two halves in turn."""
+        cost, playing = self._caller.cost, len(self._episodes)
+        for_all, for_half = cost.seconds(playing), cost.seconds(math.ceil(playing / 2))
+        if for_all is None or for_half is None:
+            return False
+        # Twice as many envs may take twice as long on few cores.
+        return for_all + 2 * self._chunk_s < 2 * for_half
 
     def _batch_limit(self) -> int:
         """How many rows to ask about at once: all that wait, unless calls cost by the row."""

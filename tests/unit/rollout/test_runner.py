@@ -271,6 +271,26 @@ def test_what_calls_cost_is_learned_from_calls_of_different_sizes():
     assert by_row.fixed_share(4) == pytest.approx(0, abs=0.01)
     assert fixed.fixed_share(4) == pytest.approx(1, abs=0.01)
     assert unknown.fixed_share(4) is None
+    assert by_row.seconds(16) == pytest.approx(0.032, rel=0.01)
+    assert fixed.seconds(16) == pytest.approx(0.02, rel=0.01)
+    for _ in range(100):  # nothing new, and nothing forgotten
+        fixed.add(8, 0.02)
+    assert fixed.seconds(2) == pytest.approx(0.02, rel=0.01)
+
+
+def test_a_policy_whose_calls_all_cost_the_same_is_asked_about_all_envs_at_once():
+    sizes = []
+
+    class Slow(CountingPolicy):
+        def act(self, batch):
+            sizes.append(len(batch))
+            time.sleep(0.02)
+            return super().act(batch)
+
+    keys = [EpisodeKey("toy", "count-50", index) for index in range(8)]
+    with make_vec("toy/count-50", num_envs=8, num_workers=2, autoreset="disabled") as env:
+        list(Runner(env, Slow(), Schedule(keys), RunnerOptions()).episodes())
+    assert np.mean(sizes) > 5  # it was half of them, at most
 
 
 def test_the_zero_policy_ends_where_the_env_ends(play, toy_keys):
