@@ -12,7 +12,7 @@ from polyarm.errors import MissingExtra, PolicyError
 from polyarm.policies.lerobot_policy import LeRobotPolicy
 from polyarm.policies.lerobot_processors import require_lerobot
 
-__all__ = ["LeRobotPolicy", "load_lerobot", "split_name"]
+__all__ = ["LeRobotPolicy", "lerobot_policy", "split_name"]
 
 _CONFIG = "config.json"
 
@@ -23,7 +23,7 @@ def split_name(name: str) -> tuple[str, str]:
     return (checkpoint, file) if at and file.endswith(".json") else (name, "")
 
 
-def load_lerobot(name: str, rename_map: Mapping[str, str] | None = None) -> LeRobotPolicy:
+def lerobot_policy(name: str, rename_map: Mapping[str, str] | None = None) -> LeRobotPolicy:
     """The policy in a folder that LeRobot saved, or in a repository on the Hub.
 
     Its processors, with their statistics, come from the same place; adapters of PEFT are put onto

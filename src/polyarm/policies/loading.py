@@ -34,7 +34,7 @@ from polyarm.policies.basic import (
     ZeroPolicy,
 )
 from polyarm.policies.fingerprints import files_digest, source_file_digest
-from polyarm.policies.lerobot import load_lerobot, split_name
+from polyarm.policies.lerobot import lerobot_policy, split_name
 
 _NAMES = (
     *("expert", "lerobot:<path or repo id>", "openpi:ws://<host>:<port>", "random"),
@@ -91,7 +91,7 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
 
         return vla_eval_policy(name.removeprefix(_VLA_EVAL))
     if name.startswith(_LEROBOT) and name != _LEROBOT:
-        return load_lerobot(name.removeprefix(_LEROBOT))
+        return lerobot_policy(name.removeprefix(_LEROBOT))
     if ":" not in name and name.endswith(".pt"):
         from polyarm.policies.torch import load_torchscript
 

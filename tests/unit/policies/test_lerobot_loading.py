@@ -13,7 +13,7 @@ from lerobot_models import Generators, act_policy, batch_of, episode, processors
 
 from polyarm.contracts import EnvSpec
 from polyarm.errors import MissingExtra, PolicyError, UnknownName
-from polyarm.policies.lerobot import LeRobotPolicy, load_lerobot
+from polyarm.policies.lerobot import LeRobotPolicy, lerobot_policy
 from polyarm.policies.lerobot_processors import rename_map
 from polyarm.policies.loading import checkpoint_path, expand_policies, load_policy, source_digest
 
@@ -92,7 +92,7 @@ def test_a_rename_map_that_was_saved_with_the_policy_holds(saved, tmp_path):
     renaming["config"]["rename_map"] = {"observation.image": "observation.images.top"}
     file.write_text(json.dumps(steps))
     assert rename_map(load(folder)._preprocessor) == renaming["config"]["rename_map"]
-    own = load_lerobot(str(folder), rename_map={"observation.a": "observation.b"})
+    own = lerobot_policy(str(folder), rename_map={"observation.a": "observation.b"})
     assert rename_map(own._preprocessor) == {"observation.a": "observation.b"}
 
 
