@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -251,6 +252,22 @@ def test_durations_are_read_as_people_write_them():
     assert seconds(None) is None
     with pytest.raises(InvalidCall):
         seconds("3 hours")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"execute": 2}, []),
+        ({"execute": 3}, ["predicts no more actions than 2"]),
+        ({"ensemble": 0.1}, []),
+        ({"ensemble": 0.1, "execute": 2}, ["averaged nothing: .*at a time \\(2\\)"]),
+        ({"ensemble": 0.1, "chunk": 1}, ["averaged nothing: .*at a time \\(1\\)"]),
+    ],
+)
+def test_what_was_asked_for_and_had_no_effect_is_noted(options, said):
+    notes = evaluate(tasks=TOYS[1], **{"chunk": 2, **options}).notes
+    assert len(notes) == len(said)
+    assert all(re.search(words, note) for words, note in zip(said, notes, strict=True))
 
 
 def test_options_from_a_file_are_checked():
