@@ -152,6 +152,11 @@ def identity(name: str) -> str:
     return name.partition(":")[0] if name.startswith(_REMOTE) else name
 
 
+def fits_any_space(name: str) -> bool:
+    """Whether a policy is the same for all action spaces: its server or checkpoint says its own."""
+    return name.startswith((_LEROBOT, *_REMOTE))
+
+
 def source_digest(name: str) -> str:
     """A digest of the module that ``<module>:<name>`` names; "" for other policies.
 

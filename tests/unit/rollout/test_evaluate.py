@@ -216,6 +216,29 @@ def test_gymnasium_tasks_of_different_spaces_are_evaluated_one_after_the_other()
     assert results.tasks[1].mean_steps == 200
 
 
+def test_a_policy_of_the_hub_is_loaded_once_and_known_by_its_weights(monkeypatch):
+    loaded = []
+
+    class Checkpoint:
+        fingerprint = {"weights": "0af3"}
+        needs_frames = False
+
+        def begin(self, episodes):
+            pass
+
+        def act(self, batch):
+            continuous = batch.keys[0].task == "Pendulum-v1"
+            return np.zeros((len(batch), 1), np.float32) if continuous else [0] * len(batch)
+
+    monkeypatch.setattr(
+        "polyarm.policies.loading.lerobot_policy", lambda name: loaded.append(name) or Checkpoint()
+    )
+    # The spaces of Gymnasium's envs are known only when they are built.
+    results = evaluate("lerobot:org/name", ["gym/CartPole-v1", "gym/Pendulum-v1"], episodes=1)
+    assert loaded == ["org/name"]
+    assert results.provenance["policies"][""]["policy"] == Checkpoint.fingerprint
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
