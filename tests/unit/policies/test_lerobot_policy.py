@@ -209,6 +209,21 @@ def test_a_policy_in_training_is_asked_in_eval_mode():
     np.testing.assert_array_equal(ours.act(batch_of([row], 0, Generators())), expected)
 
 
+@pytest.mark.parametrize("use_amp", [True, False])
+def test_mixed_precision_is_used_where_the_policy_says_so(use_amp, monkeypatch):
+    policy, mixed = tiny_vla(use_amp=use_amp), []
+    predict = policy.predict_action_chunk
+
+    def watched(inputs):
+        mixed.append(torch.is_autocast_enabled("cpu"))
+        return predict(inputs)
+
+    monkeypatch.setattr(policy, "predict_action_chunk", watched)
+    actions = LeRobotPolicy(policy).act(batch_of([episode(0, steps=1)], 0, Generators()))
+    assert mixed == [use_amp]
+    assert actions.dtype == np.float32
+
+
 def test_what_is_observed_is_kept_when_the_env_overwrites_it():
     ours = LeRobotPolicy(diffusion_policy())
     row = episode(0, steps=4)
