@@ -19,7 +19,7 @@ import polyarm
 from polyarm import registry
 from polyarm.contracts import EnvSpec, stack_leaves
 from polyarm.policies import loading
-from polyarm.policies.lerobot import load_lerobot
+from polyarm.policies.lerobot import lerobot_policy
 from polyarm.policies.lerobot_observations import to_lerobot
 from polyarm.recording.trajectory import load_trajectory
 
@@ -125,7 +125,7 @@ def test_tasks_in_one_batch_get_the_actions_of_lerobots_own_rollouts(
     name = save(policy, tmp_path / "checkpoint")
     loaded = []
     monkeypatch.setattr(
-        loading, "load_lerobot", lambda name: loaded.append(load_lerobot(name)) or loaded[-1]
+        loading, "lerobot_policy", lambda name: loaded.append(lerobot_policy(name)) or loaded[-1]
     )
     shared = {"cameras": ("corner2",), "image_size": (64, 64), "save_trajectories": True}
     shared["suite_options"] = (f"max_steps={STEPS}",)

@@ -7,6 +7,7 @@ message; 3 stopped before all was done, the same command goes on; 130 interrupte
 from __future__ import annotations
 
 import glob
+import hashlib
 import math
 import shlex
 import signal
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from polyarm.rollout.evaluator import Evaluator
 
 _CALIBRATION_S = 20.0
+_FOLDER_LETTERS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,11 @@ def output_folder(options: EvalOptions) -> Path:
     if options.out is not None:
         return Path(options.out)
     name = f"{options.policy}-{options.task}"
-    return Path("runs", "".join(c if c.isalnum() or c in "._-+" else "-" for c in name)[:120])
+    readable = "".join(c if c.isalnum() or c in "._-+" else "-" for c in name)
+    if len(readable) > _FOLDER_LETTERS:  # checkpoints of one run differ at the end of long paths
+        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+        readable = f"{readable[: _FOLDER_LETTERS - 9]}-{digest}"
+    return Path("runs", readable)
 
 
 def _conclude(

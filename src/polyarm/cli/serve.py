@@ -29,7 +29,7 @@ class ServeCommand:
 
     Attributes:
         policy: As for eval: module:callable, module:callable@CHECKPOINT, a TorchScript file,
-            random, zero, replay:FILE.
+            lerobot:FOLDER, random, zero, replay:FILE.
         task: A task or set whose actions the policy makes; they are checked against its space.
         action_size: Numbers in an action, instead of a task.
         suite_options: Options of the suite as NAME=VALUE, such as control=absolute.

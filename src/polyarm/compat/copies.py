@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from polyarm.errors import InvalidCall
 
@@ -19,11 +19,12 @@ def policy_copies(policy: T, count: int) -> list[T]:
     histories, and objects inside of the policy such as ACT's temporal ensembler, which a shallow
     copy would share. Copies begin with empty queues; the policy itself is left as it is.
 
-    LeRobot's processors keep what they are working on, too: threads need copies of them as well,
-    and this function makes those just the same.
+    LeRobot's processors keep what they are working on, too, and the one behind a policy may look
+    into the one before it (relative actions are added to the state that was seen last): threads
+    need copies of them as well, made together.
 
     Args:
-        policy: A LeRobot ``PreTrainedPolicy``, or a processor.
+        policy: A LeRobot ``PreTrainedPolicy``, a processor, or a tuple of what belongs together.
         count: How many.
 
     Raises:
@@ -32,11 +33,18 @@ def policy_copies(policy: T, count: int) -> list[T]:
     if count < 1:
         raise InvalidCall(f"at least 1 copy can be made, not {count}")
     tensors = [
-        getattr(policy, name)() for name in ("parameters", "buffers") if hasattr(policy, name)
+        getattr(part, name)()
+        for part in _parts(policy)
+        for name in ("parameters", "buffers")
+        if hasattr(part, name)
     ]
     shared = {id(tensor): tensor for tensor in chain.from_iterable(tensors)}
     copies = [copy.deepcopy(policy, dict(shared)) for _ in range(count)]
-    for one in copies:
-        if hasattr(one, "reset"):
-            one.reset()
+    for part in chain.from_iterable(map(_parts, copies)):
+        if hasattr(part, "reset"):
+            part.reset()
     return copies
+
+
+def _parts(policy: Any) -> tuple[Any, ...]:
+    return policy if isinstance(policy, tuple) else (policy,)

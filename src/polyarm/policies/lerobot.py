@@ -12,9 +12,10 @@ from polyarm.errors import MissingExtra, PolicyError
 from polyarm.policies.lerobot_policy import LeRobotPolicy
 from polyarm.policies.lerobot_processors import require_lerobot
 
-__all__ = ["LeRobotPolicy", "load_lerobot", "split_name"]
+__all__ = ["LeRobotPolicy", "companions", "lerobot_policy", "split_name"]
 
 _CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -23,7 +24,21 @@ def split_name(name: str) -> tuple[str, str]:
     return (checkpoint, file) if at and file.endswith(".json") else (name, "")
 
 
-def load_lerobot(name: str, rename_map: Mapping[str, str] | None = None) -> LeRobotPolicy:
+def companions(name: str) -> list[Path]:
+    """Files and folders besides the checkpoint's that the policy is made of.
+
+    They are its rename map, and the folder of the policy that its adapters were made for.
+    """
+    checkpoint, file = split_name(name)
+    found = [Path(file)] if file else []
+    try:
+        base = json.loads((Path(checkpoint) / _ADAPTER).read_text())["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError):  # no adapters; loading says what is wrong
+        return found
+    return [*found, Path(base)] if isinstance(base, str) and Path(base).is_dir() else found
+
+
+def lerobot_policy(name: str, rename_map: Mapping[str, str] | None = None) -> LeRobotPolicy:
     """The policy in a folder that LeRobot saved, or in a repository on the Hub.
 
     Its processors, with their statistics, come from the same place; adapters of PEFT are put onto
@@ -103,7 +118,7 @@ def _policy(config: Any, checkpoint: str) -> Any:
 
     adapter = PeftConfig.from_pretrained(checkpoint)
     if not adapter.base_model_name_or_path:
-        raise ValueError("adapter_config.json does not say which policy it was made for")
+        raise ValueError(f"{_ADAPTER} does not say which policy it was made for")
     base = kind.from_pretrained(adapter.base_model_name_or_path, config=config)
     return PeftModel.from_pretrained(base, checkpoint, config=adapter).to(config.device)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 @contextmanager
 def episode_noise(generators: Sequence[np.random.Generator], device: Any) -> Iterator[None]:
-    """Answer draws of ``(B, …)`` numbers from B generators, the same on every device.
+    """Answer draws of ``(B, …)`` numbers row by row, the same on every device.
 
     Answered are ``torch.randn``, ``rand``, ``normal``, their ``_like`` forms and ``multinomial``
     for one sample, also of several rows per episode that follow one another. Draws from a generator
@@ -25,19 +25,21 @@ def episode_noise(generators: Sequence[np.random.Generator], device: Any) -> Ite
     generators, seeded from the first row's for this time only.
 
     Args:
-        generators: One per row.
+        generators: One per row; each seeds what its row gets this time.
         device: ``torch.device`` that the model runs on.
     """
     import torch
 
-    # Of every row: how far a generator goes on must not depend on the others.
-    seed, *_ = [int(generator.integers(2**63)) for generator in generators]
+    # How far an episode's generator goes on must not depend on the others of its batch, and models
+    # that sample tokens draw for all rows until the last one is done: each time it goes on by one.
+    seeds = [int(generator.integers(2**63)) for generator in generators]
+    rows = [np.random.default_rng(seed) for seed in seeds]
     on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_gpu else []), _mode()(generators):
-        torch.default_generator.manual_seed(seed)
+    with torch.random.fork_rng(devices=[device] if on_gpu else []), _mode()(rows):
+        torch.default_generator.manual_seed(seeds[0])
         if on_gpu:
             with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
+                torch.cuda.manual_seed(seeds[0])
         yield
 
 

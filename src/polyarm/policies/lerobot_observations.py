@@ -33,6 +33,10 @@ LIBERO_STATE = {
 }
 """Where LeRobot's nested robot state finds its numbers."""
 
+OWN_OBSERVATIONS = ("gym", "callable")
+"""Suites whose envs have no cameras to name: ``pixels`` and ``agent_pos`` are theirs, as those of
+LeRobot's own envs are."""
+
 METAWORLD_STATE = 4
 """Numbers of Meta-World's state that LeRobot's policies see: the hand and its opening."""
 
@@ -41,7 +45,8 @@ def to_lerobot(obs: Mapping[str, Array], suite: str) -> dict[str, Any]:
     """Observations of a batch as LeRobot's env of that suite delivers them.
 
     Args:
-        obs: Flat, leaves ``(B, …)``: ``"pixels/<camera>"``, ``"state"`` and more.
+        obs: Leaves ``(B, …)``: ``"pixels/<camera>"``, ``"state"`` and more, or what a Gymnasium
+            env delivers.
         suite: Which suite's env they come from.
 
     Raises:

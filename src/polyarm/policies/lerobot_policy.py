@@ -23,7 +23,7 @@ from polyarm.contracts import Batch, EnvSpec, EpisodeKey, map_leaves
 from polyarm.errors import PolicyError
 from polyarm.policies.lerobot_features import check_cameras, check_libero, explained, other_sizes
 from polyarm.policies.lerobot_noise import episode_noise
-from polyarm.policies.lerobot_observations import to_lerobot
+from polyarm.policies.lerobot_observations import OWN_OBSERVATIONS, to_lerobot
 from polyarm.policies.lerobot_processors import (
     env_processors,
     pipeline_digest,
@@ -148,8 +148,8 @@ class LeRobotPolicy:
         Raises:
             PolicyError: Frames are turned the wrong way, or come from other cameras.
         """
-        if self._env_given[0] is not None:
-            return  # only it knows what it makes of them
+        if self._env_given[0] is not None or spec.suite in OWN_OBSERVATIONS:
+            return  # nobody knows before they are seen
         if spec.suite == "libero":
             check_libero(spec, self.config)
         check_cameras(spec, self.config, rename_map(self._preprocessor))

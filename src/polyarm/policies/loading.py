@@ -34,7 +34,7 @@ from polyarm.policies.basic import (
     ZeroPolicy,
 )
 from polyarm.policies.fingerprints import files_digest, source_file_digest
-from polyarm.policies.lerobot import load_lerobot, split_name
+from polyarm.policies.lerobot import companions, lerobot_policy, split_name
 
 _NAMES = (
     *("expert", "lerobot:<path or repo id>", "openpi:ws://<host>:<port>", "random"),
@@ -91,7 +91,7 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
 
         return vla_eval_policy(name.removeprefix(_VLA_EVAL))
     if name.startswith(_LEROBOT) and name != _LEROBOT:
-        return load_lerobot(name.removeprefix(_LEROBOT))
+        return lerobot_policy(name.removeprefix(_LEROBOT))
     if ":" not in name and name.endswith(".pt"):
         from polyarm.policies.torch import load_torchscript
 
@@ -117,8 +117,9 @@ def expand_policies(name: str) -> list[tuple[str, str]]:
         name: As for `load_policy`; ``*``, ``?``, ``[…]`` and ``**`` in its path are a glob.
 
     Returns:
-        In natural order (``step_9`` before ``step_10``). Labels are short and unique: the parts of
-        the paths that differ, without the suffix. A name without a path is its own label.
+        In natural order (``step_9`` before ``step_10``), links to others of them left out. Labels
+        are short and unique: the parts of the paths that differ, without the suffix. A name without
+        a path is its own label.
 
     Raises:
         PolicyError: The glob matches nothing.
@@ -131,8 +132,10 @@ def expand_policies(name: str) -> list[tuple[str, str]]:
     paths = sorted(glob.glob(path, recursive=True), key=_natural)  # noqa: PTH207
     if not paths:
         raise PolicyError(f"no file matches {path!r} of the policy {name!r} in {Path.cwd()}")
-    labels = zip(_labels(paths), paths, strict=True)
-    return [(label, prefix + one + suffix) for label, one in labels]
+    paths = _without_links(paths)
+    labels = _labels(paths) if len(paths) > 1 else [_matched(path, paths[0])]
+    named = zip(labels, paths, strict=True)
+    return [(label, prefix + one + suffix) for label, one in named]
 
 
 def checkpoint_path(name: str) -> Path | None:
@@ -149,14 +152,18 @@ def identity(name: str) -> str:
     return name.partition(":")[0] if name.startswith(_REMOTE) else name
 
 
+def fits_any_space(name: str) -> bool:
+    """Whether a policy is the same for all action spaces: its server or checkpoint says its own."""
+    return name.startswith((_LEROBOT, *_REMOTE))
+
+
 def source_digest(name: str) -> str:
     """A digest of the module that ``<module>:<name>`` names; "" for other policies.
 
-    Of LeRobot's checkpoints, which are known by their own bytes, it is one of their rename map.
+    Of LeRobot's checkpoints, which are known by their bytes, it is one of what they need besides.
     """
     if name.startswith(_LEROBOT):
-        _, renaming = split_name(name.removeprefix(_LEROBOT))
-        return files_digest(Path(renaming)) if renaming else ""
+        return "+".join(files_digest(path) for path in companions(name.removeprefix(_LEROBOT)))
     module, colon, _ = name.partition("@")[0].partition(":")
     if not colon or name.startswith((_REPLAY, *_REMOTE)):
         return ""
@@ -183,9 +190,25 @@ def _natural(path: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
+def _without_links(paths: Sequence[str]) -> list[str]:
+    """Each checkpoint once: LeRobot's ``checkpoints/last`` is a link to the newest of them."""
+    found: dict[Path, str] = {}
+    for path in sorted(paths, key=lambda path: Path(path).resolve() != Path(path).absolute()):
+        found.setdefault(Path(path).resolve(), path)
+    return [path for path in paths if path in found.values()]
+
+
+def _matched(pattern: str, path: str) -> str:
+    """What the last wildcard of a glob stands for in its only match, as if there were more."""
+    found = Path(path)
+    for part in reversed(Path(pattern).parts):
+        if glob.has_magic(part):
+            break
+        found = found.parent
+    return found.stem
+
+
 def _labels(paths: Sequence[str]) -> list[str]:
-    if len(paths) == 1:
-        return [Path(paths[0]).stem]
     parts = [Path(path).with_suffix("").parts for path in paths]
     if len(set(parts)) < len(paths):
         parts = [Path(path).parts for path in paths]

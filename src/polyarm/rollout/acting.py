@@ -13,6 +13,7 @@ from polyarm.policies.fingerprints import files_digest, policy_fingerprint
 from polyarm.policies.loading import (
     as_policy,
     checkpoint_path,
+    fits_any_space,
     identity,
     load_policy,
     source_digest,
@@ -21,6 +22,8 @@ from polyarm.policies.remote import RemotePolicy
 from polyarm.rollout.plan import Group
 
 PolicyLike = Policy | str | Callable[..., Any]
+
+_ANY_SPACE: gymnasium.Space[Any] = gymnasium.Space()
 
 
 class Policies:
@@ -38,6 +41,8 @@ class Policies:
         """The policy for an action space."""
         if not isinstance(policy, str):
             return as_policy(policy)
+        if fits_any_space(policy):
+            space = _ANY_SPACE  # so that it is loaded once for envs of all kinds
         if self._loaded is None or self._loaded[:2] != (policy, space):
             self.unload()  # first: two may not fit into a GPU's memory
             self._loaded = (policy, space, load_policy(policy, space, chunk=self._chunk))
@@ -71,9 +76,7 @@ class Policies:
         if (path := checkpoint_path(policy)) is not None:
             about["checkpoint"] = files_digest(path)
             return about
-        space = known_space(group)
-        if space is None and identity(policy) != policy:
-            space = gymnasium.Space()  # one that runs elsewhere is known by what its server says
+        space = _ANY_SPACE if fits_any_space(policy) else known_space(group)
         if space is not None:
             about["policy"] = policy_fingerprint(self.get(policy, space))
         return about

@@ -292,7 +292,24 @@ class Evaluator:
                 " its batch, so outcomes may change with num_envs and timing (row_independent;"
                 " TorchPolicy's batch_invariant=True, or max_batch=1)."
             )
+        notes += self._without_effect(runner.predicted)
         self.notes += [note for note in notes if note not in self.notes]
+
+    def _without_effect(self, predicted: int) -> list[str]:
+        """What to say of options that a policy with so many actions per decision cannot follow."""
+        asked, ensemble = self._options.execute, self._options.ensemble
+        notes = []
+        if asked is not None and 0 < predicted < asked:
+            notes.append(
+                f"execute={asked} was asked for, but the policy predicts no more actions than"
+                f" {predicted} at a time: so many were executed."
+            )
+        if ensemble is not None and 0 < predicted <= (asked or 1):
+            notes.append(
+                f"Temporal ensembling (ensemble={ensemble:g}) averaged nothing: what the policy"
+                f" predicts at a time ({predicted}) is all executed, so no predictions overlap."
+            )
+        return notes
 
     # The folder.
 

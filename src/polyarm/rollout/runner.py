@@ -75,6 +75,7 @@ class Runner:
         waiting_s: Seconds spent waiting for envs.
         worker_s: Seconds the workers spent, by what they did.
         silent: Tasks that never said whether an episode succeeded.
+        predicted: Actions in a decision of the policy's, at most; 0 if it was never asked.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Runner:
         self.waiting_s = 0.0
         self.worker_s = dict.fromkeys(("sim", "frames", "obs"), 0.0)
         self.silent: set[str] = set()
+        self.predicted = 0
 
     @property
     def policy_s(self) -> float:
@@ -366,6 +368,7 @@ class Runner:
             generators=tuple(episode.generator for episode in episodes),
         )
         actions, extras = self._caller.act(batch)
+        self.predicted = max(self.predicted, actions.shape[1])
         chunks: dict[int, list[tuple[int, Any]]] = {}
         for row, (slot, episode) in enumerate(zip(slots, episodes, strict=True)):
             own = {name: values[row] for name, values in extras.items()}

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from polyarm.cli.evaluate import EvalCommand, parse
+from polyarm.cli.evaluate import EvalCommand, output_folder, parse
 from polyarm.cli.main import main
+from polyarm.rollout.options import EvalOptions
 
 EVAL = ["eval", "--policy", "random", "--task", "toy/count-3,toy/count-10", "--episodes", "3"]
 SMALL = ["--num-envs", "2", "--num-workers", "1"]
@@ -36,6 +37,15 @@ def test_an_evaluation_ends_with_a_table_and_the_path_of_the_report(tmp_path, ca
     assert names == {"run.json", "episodes.jsonl", "results.json", "report.html"}
     results = json.loads((folder / "results.json").read_text())
     assert results["options"]["episodes"] == 3
+
+
+def test_checkpoints_in_long_paths_have_folders_of_their_own():
+    run = "lerobot:/home/someone/outputs/train/2026-11-16/" + "act_" * 30 + "/checkpoints"
+    names = [f"{run}/{step}/pretrained_model" for step in ("020000", "040000")]
+    folders = [output_folder(EvalOptions(policy=name)) for name in names]
+    assert folders[0] != folders[1]
+    assert folders[0] == output_folder(EvalOptions(policy=names[0]))
+    assert all(len(folder.name) == 120 for folder in folders)
 
 
 def test_the_same_command_again_has_nothing_left_to_do(capsys):

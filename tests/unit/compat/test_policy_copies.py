@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from lerobot.processor import ProcessorStep, TransitionKey
 from lerobot_models import act_policy, diffusion_policy, episode, processors, upstream_actions
 
 from polyarm.compat import policy_copies
@@ -124,6 +125,42 @@ def test_processors_are_copied_with_their_statistics():
             one(observed)["observation.state"], before(observed)["observation.state"]
         )
     assert all(a is not b for a, b in zip(first.steps, second.steps, strict=True))
+
+
+class Sees(ProcessorStep):
+    """Keeps the state that it saw last, as LeRobot's processor of relative actions does."""
+
+    seen = None
+
+    def __call__(self, transition):
+        self.seen = transition[TransitionKey.OBSERVATION]["observation.state"]
+        return transition
+
+    def transform_features(self, features):
+        return features
+
+
+class AddsWhatWasSeen(Sees):
+    def __init__(self, sees):
+        self.sees = sees
+
+    def __call__(self, transition):
+        action = transition[TransitionKey.ACTION] + self.sees.seen
+        return {**transition, TransitionKey.ACTION: action}
+
+
+def test_processors_that_look_into_one_another_are_copied_together():
+    policy, (before, after) = act_policy(), processors(act_policy())
+    sees = Sees()
+    before.steps, after.steps = [*before.steps[:-1], sees], [AddsWhatWasSeen(sees)]
+    copies = policy_copies((policy, before, after), 2)
+    observed = {"observation.image": torch.zeros(1, 3, 64, 64)}
+    for number, (_, first, _) in enumerate(copies):
+        first({**observed, "observation.state": torch.full((1, 4), float(number))})
+    for number, (one, _, last) in enumerate(copies):
+        assert torch.equal(last(torch.zeros(1, 4)), torch.full((1, 4), float(number)))
+        assert next(one.parameters()) is next(policy.parameters())
+    assert sees.seen is None
 
 
 def test_no_copies_are_no_request():

@@ -13,7 +13,7 @@ from lerobot_models import Generators, act_policy, batch_of, episode, processors
 
 from polyarm.contracts import EnvSpec
 from polyarm.errors import MissingExtra, PolicyError, UnknownName
-from polyarm.policies.lerobot import LeRobotPolicy, load_lerobot
+from polyarm.policies.lerobot import LeRobotPolicy, lerobot_policy
 from polyarm.policies.lerobot_processors import rename_map
 from polyarm.policies.loading import checkpoint_path, expand_policies, load_policy, source_digest
 
@@ -92,7 +92,7 @@ def test_a_rename_map_that_was_saved_with_the_policy_holds(saved, tmp_path):
     renaming["config"]["rename_map"] = {"observation.image": "observation.images.top"}
     file.write_text(json.dumps(steps))
     assert rename_map(load(folder)._preprocessor) == renaming["config"]["rename_map"]
-    own = load_lerobot(str(folder), rename_map={"observation.a": "observation.b"})
+    own = lerobot_policy(str(folder), rename_map={"observation.a": "observation.b"})
     assert rename_map(own._preprocessor) == {"observation.a": "observation.b"}
 
 
@@ -106,11 +106,14 @@ def test_what_is_no_rename_map_is_refused(saved, tmp_path, text):
         load(f"{saved[0]}@{tmp_path / 'missing.json'}")
 
 
-def test_a_glob_stands_for_all_checkpoints_of_a_run(saved, tmp_path):
-    for step in ("000200", "001000"):
-        (tmp_path / "checkpoints" / step).mkdir(parents=True)
-        (tmp_path / "checkpoints" / step / "pretrained_model").symlink_to(saved[0])
-    pattern = f"{tmp_path}/checkpoints/*/pretrained_model"
+def test_a_glob_stands_for_all_checkpoints_of_a_run_each_once(tmp_path):
+    checkpoints = tmp_path / "checkpoints"
+    pattern = f"{checkpoints}/*/pretrained_model"
+    (checkpoints / "000200" / "pretrained_model").mkdir(parents=True)
+    # Alone it has the label that it keeps beside others, so that a later run goes on with it.
+    assert [label for label, _ in expand_policies(f"lerobot:{pattern}")] == ["000200"]
+    (checkpoints / "001000" / "pretrained_model").mkdir(parents=True)
+    (checkpoints / "last").symlink_to("001000")  # as LeRobot does; it is the same policy
     named = expand_policies(f"lerobot:{pattern}@names.json")
     assert [label for label, _ in named] == ["000200", "001000"]
     assert named[1][1] == f"lerobot:{pattern.replace('*', '001000')}@names.json"
@@ -180,6 +183,24 @@ def test_adapters_without_peft_name_what_is_missing(saved, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingExtra, match="peft"):
         load(changed(saved, tmp_path, use_peft=True))
+
+
+def test_adapters_on_another_policy_are_another_policy(tmp_path):
+    adapters, base = tmp_path / "adapters", tmp_path / "base"
+    for folder in (adapters, base):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+    name = f"lerobot:{adapters}"
+    assert source_digest(name) == ""
+    for text in ("{", "[]", "{}", '{"base_model_name_or_path": null}'):
+        (adapters / "adapter_config.json").write_text(text)
+        assert source_digest(name) == ""
+    named = {"base_model_name_or_path": str(base)}
+    (adapters / "adapter_config.json").write_text(json.dumps(named))
+    before = source_digest(name)
+    assert before
+    (base / "model.safetensors").write_bytes(b"other weights")
+    assert source_digest(name) not in ("", before)
 
 
 def test_adapters_are_put_onto_the_policy_that_they_name(saved, tmp_path, monkeypatch):

@@ -39,6 +39,21 @@ def test_a_row_gets_the_same_noise_in_any_batch(draw):
     assert not torch.equal(together[0][0], together[0][1])
 
 
+def test_rows_that_are_drawn_for_while_others_go_on_are_not_changed_later():
+    """A model that samples tokens draws for all rows until the last one has come to its end."""
+
+    def decided(rows, lengths):
+        own, noise = generators(rows), []
+        for length in lengths:
+            with episode_noise(own, CPU):
+                noise.append(torch.stack([torch.rand(len(rows), 3) for _ in range(length)]))
+        return noise
+
+    alone, beside = decided([0], [1, 2]), decided([0, 1], [5, 2])
+    assert torch.equal(alone[0][0, 0], beside[0][0, 0])
+    assert torch.equal(alone[1][:, 0], beside[1][:, 0])
+
+
 def test_noise_has_the_distribution_that_was_asked_for():
     with episode_noise(generators([0, 1]), CPU):
         normal = torch.normal(mean=2.0, std=3.0, size=(2, 20000))

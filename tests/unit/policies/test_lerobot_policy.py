@@ -1,11 +1,14 @@
 """LeRobot's policies in our runner give what LeRobot gives an episode alone."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from lerobot.envs.utils import preprocess_observation
 from lerobot_models import (
+    IMAGE,
+    STATE,
     Generators,
     act_policy,
     batch_of,
@@ -18,6 +21,7 @@ from lerobot_models import (
     vqbet_policy,
 )
 
+import polyarm
 from polyarm.contracts import EnvSpec, EpisodeKey
 from polyarm.errors import PolicyError
 from polyarm.policies.lerobot import LeRobotPolicy
@@ -205,6 +209,21 @@ def test_a_policy_in_training_is_asked_in_eval_mode():
     np.testing.assert_array_equal(ours.act(batch_of([row], 0, Generators())), expected)
 
 
+@pytest.mark.parametrize("use_amp", [True, False])
+def test_mixed_precision_is_used_where_the_policy_says_so(use_amp, monkeypatch):
+    policy, mixed = tiny_vla(use_amp=use_amp), []
+    predict = policy.predict_action_chunk
+
+    def watched(inputs):
+        mixed.append(torch.is_autocast_enabled("cpu"))
+        return predict(inputs)
+
+    monkeypatch.setattr(policy, "predict_action_chunk", watched)
+    actions = LeRobotPolicy(policy).act(batch_of([episode(0, steps=1)], 0, Generators()))
+    assert mixed == [use_amp]
+    assert actions.dtype == np.float32
+
+
 def test_what_is_observed_is_kept_when_the_env_overwrites_it():
     ours = LeRobotPolicy(diffusion_policy())
     row = episode(0, steps=4)
@@ -341,6 +360,48 @@ def test_x_vla_needs_a_libero_that_takes_poses(monkeypatch):
 def test_what_is_no_policy_of_lerobots_is_refused():
     with pytest.raises(PolicyError, match=r"Linear is no PreTrainedPolicy"):
         LeRobotPolicy(torch.nn.Linear(2, 2))
+
+
+class Pushing(gymnasium.Env):
+    """Shows what LeRobot's own Gymnasium envs show: PushT one image, ALOHA images by name."""
+
+    def __init__(self, pixels):
+        self.observation_space = spaces.Dict(
+            {"pixels": pixels, "agent_pos": spaces.Box(-1, 1, (4,), np.float64)}
+        )
+        self.action_space = spaces.Box(-10, 10, (4,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), 0.0, False, self.steps == 5, {"is_success": True}
+
+
+PIXELS = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("key", "pixels"),
+    [("observation.image", PIXELS), ("observation.images.top", spaces.Dict({"top": PIXELS}))],
+)
+def test_gymnasium_envs_show_frames_of_their_own(key, pixels, caplog):
+    policy = LeRobotPolicy(act_policy(input_features={"observation.state": STATE, key: IMAGE}))
+    results = polyarm.evaluate(
+        policy, lambda: Pushing(pixels), episodes=2, num_envs=2, num_workers=0
+    )
+    assert [(each.outcome, each.steps) for each in results.episodes] == [("success", 5)] * 2
+    assert not caplog.messages
+
+
+def test_frames_of_a_gymnasium_env_that_the_policy_does_not_know_are_named():
+    env = Pushing(spaces.Dict({"top": PIXELS}))
+    with pytest.raises(PolicyError, match=r"image \(3, 64, 64\) is missing; .*images\.top"):
+        polyarm.evaluate(LeRobotPolicy(act_policy()), lambda: env, episodes=1, num_workers=0)
 
 
 def test_envs_without_names_show_their_state(make_batch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -215,6 +216,29 @@ def test_gymnasium_tasks_of_different_spaces_are_evaluated_one_after_the_other()
     assert results.tasks[1].mean_steps == 200
 
 
+def test_a_policy_of_the_hub_is_loaded_once_and_known_by_its_weights(monkeypatch):
+    loaded = []
+
+    class Checkpoint:
+        fingerprint = {"weights": "0af3"}
+        needs_frames = False
+
+        def begin(self, episodes):
+            pass
+
+        def act(self, batch):
+            continuous = batch.keys[0].task == "Pendulum-v1"
+            return np.zeros((len(batch), 1), np.float32) if continuous else [0] * len(batch)
+
+    monkeypatch.setattr(
+        "polyarm.policies.loading.lerobot_policy", lambda name: loaded.append(name) or Checkpoint()
+    )
+    # The spaces of Gymnasium's envs are known only when they are built.
+    results = evaluate("lerobot:org/name", ["gym/CartPole-v1", "gym/Pendulum-v1"], episodes=1)
+    assert loaded == ["org/name"]
+    assert results.provenance["policies"][""]["policy"] == Checkpoint.fingerprint
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -251,6 +275,22 @@ def test_durations_are_read_as_people_write_them():
     assert seconds(None) is None
     with pytest.raises(InvalidCall):
         seconds("3 hours")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"execute": 2}, []),
+        ({"execute": 3}, ["predicts no more actions than 2"]),
+        ({"ensemble": 0.1}, []),
+        ({"ensemble": 0.1, "execute": 2}, ["averaged nothing: .*at a time \\(2\\)"]),
+        ({"ensemble": 0.1, "chunk": 1}, ["averaged nothing: .*at a time \\(1\\)"]),
+    ],
+)
+def test_what_was_asked_for_and_had_no_effect_is_noted(options, said):
+    notes = evaluate(tasks=TOYS[1], **{"chunk": 2, **options}).notes
+    assert len(notes) == len(said)
+    assert all(re.search(words, note) for words, note in zip(said, notes, strict=True))
 
 
 def test_options_from_a_file_are_checked():
