@@ -3,16 +3,70 @@
 LeRobot's policies draw noise in the middle of their models, for the whole batch at once, from
 PyTorch's global generator: then an episode's actions depend on which others happen to be in its
 batch. Within `episode_noise` these draws are answered row by row, from the episodes' generators.
+
+Most models never draw anything. `NoiseOfEpisodes` leaves them alone: what answers draws has to look
+at every call of a PyTorch function, and keeps PyTorch from fusing layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+
+
+class NoiseOfEpisodes:
+    """Asks a model, with `episode_noise` from the moment on that it draws.
+
+    Args:
+        device: ``torch.device`` that the model runs on.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._draws = False
+
+    def ask(self, model: Callable[[], T], generators: Sequence[np.random.Generator]) -> T:
+        """What the model answers.
+
+        Args:
+            model: Asks it; where it turns out to draw for the first time, it is asked twice.
+            generators: One per row.
+        """
+        if not self._draws:
+            before = self._states()
+            answer = model()
+            if all(map(_equal, before, self._states())):
+                return answer
+            self._draws = True
+            self._restore(before)
+        with episode_noise(generators, self._device):
+            return model()
+
+    def _states(self) -> list[Any]:
+        """Of PyTorch's generators: they change when something is drawn."""
+        import torch
+
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return states
+
+    def _restore(self, states: Sequence[Any]) -> None:
+        import torch
+
+        torch.set_rng_state(states[0])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(states[1], self._device)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool((one == other).all())
 
 
 @contextmanager

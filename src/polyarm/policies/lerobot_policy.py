@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey, map_leaves
 from polyarm.errors import PolicyError
 from polyarm.policies.lerobot_features import check_cameras, check_libero, explained, other_sizes
-from polyarm.policies.lerobot_noise import episode_noise
+from polyarm.policies.lerobot_noise import NoiseOfEpisodes
 from polyarm.policies.lerobot_observations import OWN_OBSERVATIONS, to_lerobot
 from polyarm.policies.lerobot_processors import (
     env_processors,
@@ -110,6 +110,7 @@ class LeRobotPolicy:
                 f"policies of the type {self.config.type!r} cannot run here: {reason}"
             )
         self.device = next(inner.parameters()).device
+        self._of_episodes = NoiseOfEpisodes(self.device)
         self._preprocessor = self._to_device if preprocessor is None else preprocessor
         self._postprocessor = postprocessor
         self._env_given = (env_preprocessor, env_postprocessor)
@@ -266,15 +267,19 @@ class LeRobotPolicy:
         self, inputs: dict[str, Any], batch: Batch, queues: Mapping[str, Sequence[Any]]
     ) -> Any:
         """A chunk ``(B, K, A)``; ``queues`` are put where the policy looks for its observations."""
-        for name, observations in queues.items():
-            self._policy._queues[name].extend(observations)
-        try:
-            drawn = episode_noise(batch.generators, self.device)
-            with explained(self.config, inputs), drawn:
-                chunk = self._policy.predict_action_chunk(dict(inputs), **self._noise(batch))
-        finally:
-            if queues:
-                self._policy.reset()
+        given = self._noise(batch)
+
+        def asked() -> Any:
+            for name, observations in queues.items():
+                self._policy._queues[name].extend(observations)
+            try:
+                return self._policy.predict_action_chunk(dict(inputs), **given)
+            finally:
+                if queues:
+                    self._policy.reset()
+
+        with explained(self.config, inputs):
+            chunk = self._of_episodes.ask(asked, batch.generators)
         if chunk.ndim != 3 or len(chunk) != len(batch):
             raise PolicyError(
                 f"{type(self._policy).__qualname__}.predict_action_chunk got {len(batch)} rows and"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyarm.policies.lerobot_noise import episode_noise
+from polyarm.policies.lerobot_noise import NoiseOfEpisodes, episode_noise
 
 CPU = torch.device("cpu")
 
@@ -84,3 +84,28 @@ def test_a_generator_of_the_models_own_is_left_alone():
     expected = torch.randn(2, generator=torch.Generator().manual_seed(3))
     with episode_noise(generators([0, 1]), CPU):
         assert torch.equal(torch.randn(2, generator=torch.Generator().manual_seed(3)), expected)
+
+
+def test_a_model_that_draws_nothing_is_left_alone():
+    asked = []
+
+    def model():
+        asked.append(torch.overrides._is_torch_function_mode_enabled())
+        return torch.ones(2)
+
+    own = generators([0, 1])
+    before = [one.bit_generator.state for one in own]
+    noise = NoiseOfEpisodes(CPU)
+    for _ in range(3):
+        noise.ask(model, own)
+    assert asked == [False] * 3
+    assert [one.bit_generator.state for one in own] == before
+
+
+def test_a_model_that_draws_later_on_gets_the_noise_of_its_episodes_from_then_on():
+    noise, plain = NoiseOfEpisodes(CPU), torch.get_rng_state()
+    noise.ask(lambda: torch.ones(2), generators([0, 1]))
+    first = noise.ask(lambda: torch.randn(2, 3), generators([0, 1]))
+    other = noise.ask(lambda: torch.randn(2, 3), generators([1, 0]))
+    assert torch.equal(first, other.flip(0))
+    assert torch.equal(torch.get_rng_state(), plain)

@@ -140,7 +140,7 @@ def test_rows_of_several_tasks_share_a_batch_and_each_is_told_its_own():
     rows = [episode(0, steps=2), episode(0, steps=2, task="push-v3")]
     ours = LeRobotPolicy(policy)
     first, second = run_rows(ours, rows)
-    assert policy.told == [["do reach-v3", "do push-v3"]]
+    assert policy.told[-1] == ["do reach-v3", "do push-v3"]
     for row, expected in zip(rows, (first, second), strict=True):
         (alone,) = run_rows(ours, [row])
         np.testing.assert_allclose(alone, expected, rtol=1e-5)
@@ -220,7 +220,7 @@ def test_mixed_precision_is_used_where_the_policy_says_so(use_amp, monkeypatch):
 
     monkeypatch.setattr(policy, "predict_action_chunk", watched)
     actions = LeRobotPolicy(policy).act(batch_of([episode(0, steps=1)], 0, Generators()))
-    assert mixed == [use_amp]
+    assert set(mixed) == {use_amp}
     assert actions.dtype == np.float32
 
 
