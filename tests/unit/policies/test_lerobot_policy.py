@@ -1,5 +1,7 @@
 """LeRobot's policies in our runner give what LeRobot gives an episode alone."""
 
+from collections import deque
+
 import gymnasium
 import numpy as np
 import pytest
@@ -146,6 +148,23 @@ def test_rows_of_several_tasks_share_a_batch_and_each_is_told_its_own():
         np.testing.assert_allclose(alone, expected, rtol=1e-5)
     # Both saw the same numbers; words and noise are what differs.
     assert np.abs(first - second).min() > 1e-3
+
+
+def test_only_rows_without_a_plan_are_asked_about_each_with_its_own_words(monkeypatch):
+    policy = tiny_vla()
+
+    def with_history():
+        policy._queues = {"action": deque(maxlen=2), "observation.state": deque(maxlen=2)}
+
+    monkeypatch.setattr(policy, "reset", with_history)
+    policy.reset()
+    early, late = episode(0, steps=3), episode(0, steps=3, task="push-v3")
+    ours, generators = LeRobotPolicy(policy), Generators()
+    ours.begin([early[0], late[0]])
+    ours.act(batch_of([early], 0, generators))
+    for step in (1, 2):
+        ours.act(batch_of([early, late], step, generators))
+    assert policy.told == [["do reach-v3"], ["do push-v3"], ["do reach-v3"]]
 
 
 def test_noise_is_the_episodes_own_and_new_at_every_decision():
