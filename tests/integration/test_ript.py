@@ -214,5 +214,5 @@ def test_the_check_of_the_shipped_configuration_passes() -> None:
     command = [sys.executable, "-m", "polyarm", "check", "ript", "--max-steps", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("✓") == 7
+    assert done.stdout.count("✓") == 8
     assert "✗" not in done.stdout
