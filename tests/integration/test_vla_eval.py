@@ -16,13 +16,7 @@ from polyarm.rollout.evaluate import evaluate
 
 HARNESS = Path(__file__).with_name("vla_eval_reference.py")
 STEPS = 4
-SETTLE = 0  # its harness renders two frames in each of them
-PARAMS = {
-    "send_state": True,
-    "send_wrist_image": True,
-    "absolute_action": True,
-    "num_steps_wait": SETTLE,
-}
+PARAMS = {"send_state": True, "send_wrist_image": True, "absolute_action": True}
 GRIPPERS = (0.0, -0.01, -0.0, 1.0)
 
 
@@ -65,7 +59,7 @@ def test_libero_episodes_are_those_of_vla_evals_own_harness_to_the_bit():
                 protocol="vla-eval",
                 cameras=("agentview", "wrist"),
             )
-            options = (f"max_steps={STEPS}", f"settle_steps={SETTLE}")
+            options = (f"max_steps={STEPS}",)
             name = f"vla-eval:{ours.address}"
             play(f"{name}@absolute_action=false", suite_options=options)
             play(name, suite_options=(*options, "control=absolute"))
