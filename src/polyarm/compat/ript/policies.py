@@ -189,8 +189,8 @@ class PI0Policy:
     The noise of its flow comes from each episode's key. Extras: ``actions_normalized``, the
     model's own numbers ``(B, K, 7)``.
 
-    openpi's ``pi0_libero`` has learned motions less the hand's pose (``extra_delta_transform``): the
-    pose is added, where the statistics show that it was taken away.
+    openpi's ``pi0_libero`` has learned motions less the hand's pose (``extra_delta_transform``).
+    The pose is added where the statistics show that it was taken away.
 
     Args:
         policy: The model; its ``config`` has ``n_action_steps`` and ``max_action_dim``.
