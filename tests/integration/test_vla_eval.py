@@ -59,7 +59,7 @@ def test_libero_episodes_are_those_of_vla_evals_own_harness_to_the_bit():
                 protocol="vla-eval",
                 cameras=("agentview", "wrist"),
             )
-            options = ("robot_state=true", f"max_steps={STEPS}")
+            options = (f"max_steps={STEPS}",)
             name = f"vla-eval:{ours.address}"
             play(f"{name}@absolute_action=false", suite_options=options)
             play(name, suite_options=(*options, "control=absolute"))

@@ -38,7 +38,7 @@ class CheckOptions:
     """
 
     what: Annotated[Literal["ript"], tyro.conf.Positional]
-    config: Path | None = None
+    config: Annotated[Path | None, tyro.conf.arg(aliases=["--config-path"])] = None
     policy: str = "random"
     max_steps: int = 16
 
@@ -87,6 +87,7 @@ class _RiptCheck:
         yield "configuration", self._read
         yield "LIBERO", self._find_libero
         yield "runner", self._make_runner
+        yield "policy", self._find_policy
         yield "envs", self._create_envs
         yield "rollouts", self._play
         yield "episodes", self._examine
@@ -100,6 +101,8 @@ class _RiptCheck:
     def _read(self) -> str:
         from polyarm.compat.ript.config import example_config, read_config
 
+        if self._options.max_steps < 1:
+            raise InvalidCall(f"--max-steps is at least 1, found {self._options.max_steps}")
         file = self._options.config or example_config()
         asked = read_config(file)
         if not asked.use_ript_vla_runner:
@@ -133,6 +136,10 @@ class _RiptCheck:
         self._runner = make_runner(self._asked, self._options.policy)
         chosen, known = self._runner.env_names_to_run, self._runner.env_names
         return f"{len(chosen)} of {len(known)} tasks of {self._runner.benchmark_name}"
+
+    def _find_policy(self) -> str:
+        self._playing.acting()
+        return self._options.policy
 
     def _create_envs(self) -> str:
         began = time.perf_counter()

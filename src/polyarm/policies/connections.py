@@ -141,6 +141,7 @@ class Server:
         except TimeoutError:
             raise PolicyError(
                 f"{self.address} has not greeted us within {self.patience.open_s:g} s"
+                f"{self._silent_kind()}"
             ) from None
         except exceptions.InvalidStatus as error:
             raise PolicyError(self._refusal(error.response)) from error
@@ -168,6 +169,10 @@ class Server:
         if not isinstance(metadata, Mapping):
             raise PolicyError(f"{self.address} is no policy server: its metadata are {metadata!r}")
         return metadata
+
+    def _silent_kind(self) -> str:
+        """What a server may be that accepts a connection and says nothing."""
+        return f"; a model server of vla-eval's kind is --policy vla-eval:{self.address}"
 
     def _note(self, metadata: Mapping[str, Any]) -> None:
         """Keep what it says; who says what it serves must go on serving that."""

@@ -89,11 +89,11 @@ class RemotePolicy(ABC):
         self._wait([self._thread.submit(lane.open()) for lane in lanes])
         for lane in lanes:
             lane.server.idle.append(lane)
-        if new:
-            told = {self._digest(server) for server in self._servers}
-            if len(told) > 1:
-                addresses = ", ".join(server.address for server in self._servers)
-                raise PolicyError(f"{addresses} serve different policies; name equal ones only")
+        if new and len({self._digest(server) for server in self._servers}) > 1:
+            for server in new:
+                server.metadata = None  # whoever asks again is refused again
+            addresses = ", ".join(server.address for server in self._servers)
+            raise PolicyError(f"{addresses} serve different policies; name equal ones only")
 
     def _digest(self, server: Server) -> str:
         """Tells servers of different policies apart, as far as they say what they serve."""

@@ -98,6 +98,9 @@ class ModelServer(Server):
             )
         return message.payload
 
+    def _silent_kind(self) -> str:
+        return ""
+
     def _identity(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"told": digest(metadata)}
 

@@ -225,8 +225,8 @@ def _warn_of_seeds(spec: EnvSpec, wishes: Wishes) -> None:
     if seed is not None and _LIBERO_SEEDS.get(str(protocol)) != seed:
         log.warning(
             "%s asks for the env seed %s, which protocol %s does not use: fixtures stand elsewhere"
-            " than they would in vla-eval. Seed 0 is --protocol oft --suite-options gripper=sign,"
-            " seed 7 is --protocol vla-eval",
+            " than they would in vla-eval. Seed 0 is --protocol oft --suite-options gripper=sign"
+            " robot_state=true, seed 7 is --protocol vla-eval",
             wishes.address,
             seed,
             protocol,

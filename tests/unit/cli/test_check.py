@@ -63,9 +63,17 @@ def test_a_wrong_configuration_fails_at_once(check, text, told):
     assert "✓" not in out
 
 
-def test_a_missing_file_is_told(capsys):
+def test_episodes_without_steps_are_refused(check):
+    assert check(CHOSEN, "--max-steps", "0") == (
+        1,
+        "✗ configuration --max-steps is at least 1, found 0\n",
+    )
+
+
+@pytest.mark.parametrize("flag", ["--config", "--config-path", "--config_path"])
+def test_a_missing_file_is_told(flag, capsys):
     with pytest.raises(SystemExit) as leaving:
-        main(["check", "ript", "--config", "nowhere.yaml"])
+        main(["check", "ript", flag, "nowhere.yaml"])
     assert leaving.value.code == 1
     assert "nowhere.yaml cannot be read" in capsys.readouterr().out
 
@@ -85,3 +93,11 @@ def test_an_unknown_task_fails_the_runner(check, monkeypatch):
     assert code == 1
     assert "✗ runner" in out
     assert "did you mean 'libero_goal'" in out
+
+
+def test_an_unknown_policy_is_told_before_any_env_is_built(check, monkeypatch):
+    monkeypatch.setattr(registry.load("libero"), "requirements", list, raising=False)
+    code, out = check(CHOSEN, "--policy", "randm")
+    assert code == 1
+    assert "✗ policy        unknown policy 'randm'; did you mean 'random'?" in out
+    assert "envs  " not in out

@@ -44,13 +44,23 @@ def namespace(value):
     return value
 
 
-@pytest.fixture(params=["mapping", "omegaconf", "attributes", "file"])
+def slotted(value):
+    """An object without a ``__dict__``, all of whose values are its class's."""
+    if isinstance(value, dict):
+        own = {name: slotted(each) for name, each in value.items()}
+        return type("Config", (), {"__slots__": (), **own})()
+    return value
+
+
+@pytest.fixture(params=["mapping", "omegaconf", "attributes", "class attributes", "file"])
 def config(request, tmp_path):
     """The same configuration in every form."""
     if request.param == "omegaconf":
         return OmegaConf.create(CONFIG)
     if request.param == "attributes":
         return namespace(CONFIG)
+    if request.param == "class attributes":
+        return slotted(CONFIG)
     if request.param == "file":
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
         return tmp_path / "config.yaml"

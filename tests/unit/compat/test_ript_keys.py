@@ -39,6 +39,12 @@ def test_a_foreign_state_is_played_as_it_is_in_one_scene_for_all_its_rollouts():
     assert again.index == planned.keys[0].index
 
 
+def test_foreign_states_have_scenes_of_their_own():
+    foreign = TABLE + 0.5
+    keys = KeyMaker(0, 0).of_states(TASK, foreign, TABLE, len(foreign)).keys
+    assert len({key.index for key in keys}) > 1
+
+
 def test_foreign_and_known_states_of_one_number_are_not_mixed_up():
     maker = KeyMaker(0, 0)
     foreign = np.zeros((1, 5))

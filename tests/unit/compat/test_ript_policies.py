@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyarm.compat.ript import LiberoRunner, PI0LiberoRunner
-from polyarm.compat.ript.policies import OFTPolicy, PI0Policy, as_ript_policy
+from polyarm.compat.ript.policies import OFTPolicy, PI0Policy, as_ript_policy, find_pi0
 from polyarm.contracts import EpisodeKey
 from polyarm.errors import InvalidCall, MissingExtra, PolicyError
 from polyarm.policies.statistics import load_openpi
@@ -130,15 +130,16 @@ class PI0(torch.nn.Module):
         return actions * self.weight
 
 
-@pytest.fixture
-def norm_stats(tmp_path):
-    file = tmp_path / "norm_stats.json"
-    groups = {
-        name: {"mean": [0.5] * size, "std": [2.0] * size}
-        for name, size in (("state", 8), ("actions", 7))
-    }
+def write_stats(folder, **means):
+    file = folder / "norm_stats.json"
+    groups = {name: {"mean": mean, "std": [2.0] * len(mean)} for name, mean in means.items()}
     file.write_text(json.dumps({"norm_stats": groups}))
     return file
+
+
+@pytest.fixture
+def norm_stats(tmp_path):
+    return write_stats(tmp_path, state=[0.5] * 8, actions=[0.5] * 7)
 
 
 def test_pi0_is_asked_about_all_rows_at_once_in_its_own_numbers(batch, norm_stats):
@@ -147,15 +148,27 @@ def test_pi0_is_asked_about_all_rows_at_once_in_its_own_numbers(batch, norm_stat
     (asked,) = model.asked
     assert asked["prompt"] == list(batch.instructions)
     images = asked["image"]
-    np.testing.assert_array_equal(images["base_0_rgb"], batch.obs["pixels/agentview"])
-    np.testing.assert_array_equal(
-        images["left_wrist_0_rgb"], batch.obs["pixels/robot0_eye_in_hand"]
-    )
+    for name, camera in (("base_0_rgb", "agentview"), ("left_wrist_0_rgb", "robot0_eye_in_hand")):
+        expected = batch.obs[f"pixels/{camera}"].transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(images[name], expected)
     state = (batch.obs["state"] - 0.5) / (2 + 1e-6)
     np.testing.assert_allclose(asked["state"].numpy(), state, rtol=1e-6)
     normalized = output.extras["actions_normalized"]
     assert output.actions.shape == normalized.shape == (4, 5, 7)
     np.testing.assert_allclose(output.actions, normalized * (2 + 1e-6) + 0.5, rtol=1e-5, atol=1e-6)
+
+
+def test_the_pose_is_added_where_pi0_has_learned_motions_less_the_pose(batch, tmp_path):
+    """As openpi's pi0_libero: about 0 less a pose of a hand that points down."""
+    pose = [-0.05, 0.03, 0.76, 2.97, -0.22, -0.13]
+    mean = [*(-np.array(pose)), -0.1]
+    padding = [0.0] * 25  # as openpi's files have it
+    file = write_stats(tmp_path, state=[*pose, 0, 0, *padding[1:]], actions=[*mean, *padding])
+    stats = load_openpi(file, model="pi0")
+    output = PI0Policy(PI0(), stats).act(batch)
+    expected = output.extras["actions_normalized"] * (2 + 1e-6) + np.float32(mean)
+    expected[:, :, :6] += batch.obs["state"][:, np.newaxis, :6]
+    np.testing.assert_allclose(output.actions, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_noise_of_pi0_is_the_episodes_own(batch, norm_stats, make_batch):
@@ -169,10 +182,20 @@ def test_a_pi0_model_without_statistics_is_refused(norm_stats):
     runner = PI0LiberoRunner(PI0(), "libero_goal", 1, 1)
     with pytest.raises(InvalidCall, match="norm_stats_path or policy_path"):
         runner.run()
+    nowhere = norm_stats.parent / "nowhere"
     with pytest.raises(PolicyError, match="looked for"):
-        PI0LiberoRunner(PI0(), "libero_goal", 1, 1, norm_stats=norm_stats.parent / "nowhere")
+        PI0LiberoRunner(PI0(), "libero_goal", 1, 1, norm_stats=nowhere).run()
+    PI0LiberoRunner("zero", "libero_goal", 1, 1, norm_stats=nowhere).acting()  # has no use for them
     with pytest.raises(PolicyError, match="PI0LiberoRunner drives it"):
         LiberoRunner("libero_goal", 1, 1).run(PI0())
+
+
+def test_a_pi0_model_is_found_in_what_a_distributed_trainer_wraps_it_with():
+    model = PI0()
+    assert find_pi0(model) is model
+    assert find_pi0(SimpleNamespace(module=model)) is model
+    assert find_pi0(SimpleNamespace(module=model, act=print, begin=print)) is None
+    assert find_pi0("random") is None
 
 
 class LeRobotLike(torch.nn.Module):

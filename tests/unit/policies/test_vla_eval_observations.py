@@ -26,7 +26,7 @@ OPTIONS = {
     "orientation": "rot180",
     "resize": None,
     "gripper": "sign",
-    "robot_state": False,
+    "robot_state": True,
     "max_steps": 300,
     "settle_steps": 10,
 }
@@ -252,7 +252,8 @@ def checked(params=None, action_spec=None, spec=None, **options):
     ("params", "options"),
     [
         ({}, {}),
-        ({"send_state": True}, {"robot_state": True}),
+        ({}, {"robot_state": False}),
+        ({"send_state": True}, {}),
         ({"absolute_action": True}, {"control": "absolute"}),
         ({"max_steps": 100, "num_steps_wait": 0}, {"max_steps": 100, "settle_steps": 0}),
     ],
@@ -268,7 +269,7 @@ def test_an_env_that_fits_passes(params, options, caplog):
         ({"absolute_action": True}, {}, "control=absolute"),
         ({"absolute_action": False}, {"control": "absolute"}, "control=relative"),
         ({}, {"control": "absolute"}, "control=relative"),
-        ({"send_state": True}, {}, "robot_state=true"),
+        ({"send_state": True}, {"robot_state": False}, "robot_state=true"),
         ({}, {"gripper": "oft"}, "gripper=sign"),
         ({}, {"gripper": "as_is"}, "gripper=sign"),
         ({}, {"orientation": "raw"}, "orientation=rot180"),
@@ -277,7 +278,7 @@ def test_an_env_that_fits_passes(params, options, caplog):
         ({"num_steps_wait": 0}, {}, "settle_steps=0"),
         (
             {"absolute_action": True, "send_state": True},
-            {"gripper": "oft"},
+            {"gripper": "oft", "robot_state": False},
             "control=absolute gripper=sign robot_state=true",
         ),
     ],

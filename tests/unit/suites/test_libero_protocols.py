@@ -132,6 +132,13 @@ def test_gripper_commands_are_understood_as_the_code_bases_do(
     assert {name for name, value in checked.items() if value == "sign"} == {"vla-eval"}
 
 
+def test_protocols_whose_policies_read_the_robot_state_deliver_it() -> None:
+    delivered = {
+        name for name in PROTOCOLS if SUITE.check(spec(protocol=name)).options["robot_state"]
+    }
+    assert delivered == {"ript-quest", "lerobot", "vla-eval"}
+
+
 def robosuites(quat: Any) -> Any:
     """As openpi, OpenVLA-OFT and SimpleVLA-RL compute it."""
     w = min(max(quat[3], -1.0), 1.0)

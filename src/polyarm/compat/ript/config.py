@@ -173,10 +173,14 @@ def _whole(config: Any) -> Mapping[str, Any]:
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     # OmegaConf's configurations are mappings, and resolve only the values that are looked at.
-    found = vars(value) if hasattr(value, "__dict__") and not isinstance(value, Mapping) else value
-    if isinstance(found, Mapping):
-        return found
-    raise InvalidCall(f"{what} holds {value!r}, expected sections such as features, task and algo")
+    if isinstance(value, Mapping):
+        return value
+    if value is None or isinstance(value, str | int | float | Sequence):
+        raise InvalidCall(
+            f"{what} holds {value!r}, expected sections such as features, task and algo"
+        )
+    # Not vars(): what a class says for all of its objects, and slots, count as well.
+    return {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
 
 
 def _section(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from polyarm.compat.ript.policies import PI0Policy, is_pi0
+from polyarm.compat.ript.policies import PI0Policy, find_pi0
 from polyarm.compat.ript.runner import LiberoRunner
 from polyarm.contracts import Policy
 from polyarm.errors import InvalidCall
-from polyarm.policies.statistics import load_openpi
+from polyarm.policies.statistics import Normalization, load_openpi
 
 
 class PI0LiberoRunner(LiberoRunner):
@@ -59,15 +60,19 @@ class PI0LiberoRunner(LiberoRunner):
             **{"protocol": "openpi", **options},
         )
         self.policy = policy
-        self._stats = None if norm_stats is None else load_openpi(norm_stats, model="pi0")
+        self._norm_stats = norm_stats
 
-    def _acting(self, policy: Any) -> Policy:
+    @cached_property
+    def _stats(self) -> Normalization:
+        if self._norm_stats is None:
+            raise InvalidCall(
+                "a PI0 model speaks normalised numbers: give norm_stats, its checkpoint or"
+                " norm_stats.json (in a configuration: norm_stats_path or policy_path)"
+            )
+        return load_openpi(self._norm_stats, model="pi0")
+
+    def acting(self, policy: Any = None) -> Policy:
+        """As for `LiberoRunner`; without a policy, the runner's own."""
         chosen = self.policy if policy is None else policy
-        if is_pi0(chosen):
-            if self._stats is None:
-                raise InvalidCall(
-                    "a PI0 model speaks normalised numbers: give norm_stats, its checkpoint or"
-                    " norm_stats.json (in a configuration: norm_stats_path or policy_path)"
-                )
-            chosen = PI0Policy(chosen, self._stats)
-        return super()._acting(chosen)
+        model = find_pi0(chosen)
+        return super().acting(chosen if model is None else PI0Policy(model, self._stats))

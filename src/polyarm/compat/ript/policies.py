@@ -22,7 +22,7 @@ from polyarm.policies.torch import to_host
 _OFT_PARTS = ("cfg", "processor", "model", "action_head", "scale_head", "proprio_projector")
 _OFT_MODULE = "ript.env_runner.openvla_oft_libero_runner"
 _OFT_SIDE = 224
-_ACTION_DIM = 7
+_ACTION_DIM, _POSE_DIM = 7, 6
 
 
 def is_oft(policy: Any) -> bool:
@@ -30,12 +30,18 @@ def is_oft(policy: Any) -> bool:
     return all(hasattr(policy, part) for part in _OFT_PARTS)
 
 
-def is_pi0(policy: Any) -> bool:
-    """Whether an object is a PI0 model whose ``select_action(observation, noise)`` is stateless."""
-    select = getattr(policy, "select_action", None)
-    if not callable(select) or hasattr(policy, "act"):
-        return False
-    return {"observation", "noise"} <= {*inspect.signature(select).parameters}
+def find_pi0(policy: Any) -> Any:
+    """The PI0 model that an object is or wraps, or None.
+
+    It is known by its ``select_action(observation, noise)``, which keeps nothing.
+    """
+    if hasattr(policy, "act"):
+        return None
+    model = _bare(policy)
+    select = getattr(model, "select_action", None)
+    if not callable(select):
+        return None
+    return model if {"observation", "noise"} <= {*inspect.signature(select).parameters} else None
 
 
 def as_ript_policy(policy: Any, *, sampling: Mapping[str, Any]) -> Policy:
@@ -69,7 +75,7 @@ def _refuse_stateful(policy: Any) -> None:
         PolicyError: With what to do instead.
     """
     name = type(policy).__qualname__
-    if is_pi0(policy):
+    if find_pi0(policy) is not None:
         raise PolicyError(
             f"{name} is a PI0 model: PI0LiberoRunner drives it, with norm_stats for its numbers"
         )
@@ -183,6 +189,9 @@ class PI0Policy:
     The noise of its flow comes from each episode's key. Extras: ``actions_normalized``, the
     model's own numbers ``(B, K, 7)``.
 
+    openpi's ``pi0_libero`` has learned motions less the hand's pose (``extra_delta_transform``).
+    The pose is added where the statistics show that it was taken away.
+
     Args:
         policy: The model; its ``config`` has ``n_action_steps`` and ``max_action_dim``.
         stats: Of openpi's ``norm_stats.json``.
@@ -195,6 +204,9 @@ class PI0Policy:
             raise InvalidCall("PI0 needs statistics of states and of actions")
         self._policy = policy
         self._state, self._actions = stats.state, stats.actions
+        # LIBERO's motions lie within 1, and the axis-angle of a hand that points down is about π.
+        mean = self._actions.inverse(np.zeros(policy.config.max_action_dim, np.float32))
+        self._less_pose = bool(np.abs(mean[:_POSE_DIM]).max() > 1.0)
 
     @property
     def device(self) -> Any:
@@ -214,18 +226,21 @@ class PI0Policy:
         def tensor(array: Any) -> Any:
             return torch.from_numpy(np.array(array)).to(device)
 
+        state = batch.obs["state"]
         observation = {
-            "image": {
-                "base_0_rgb": tensor(batch.obs[FULL]),
-                "left_wrist_0_rgb": tensor(batch.obs[WRIST]),
+            "image": {  # (B, 3, H, W)
+                "base_0_rgb": tensor(batch.obs[FULL]).permute(0, 3, 1, 2),
+                "left_wrist_0_rgb": tensor(batch.obs[WRIST]).permute(0, 3, 1, 2),
             },
-            "state": tensor(self._state.forward(batch.obs["state"])),
+            "state": tensor(self._state.forward(state)),
             "prompt": list(batch.instructions),
         }
         with torch.inference_mode():
             chosen = self._policy.select_action(observation, noise=tensor(noise))
         normalized = np.asarray(to_host(chosen), np.float32)
         actions = self._actions.inverse(normalized)[..., :_ACTION_DIM]
+        if self._less_pose:
+            actions[..., :_POSE_DIM] += state[:, np.newaxis, :_POSE_DIM]
         return PolicyOutput(actions, {"actions_normalized": normalized[..., :_ACTION_DIM]})
 
 

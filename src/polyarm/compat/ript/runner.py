@@ -178,7 +178,7 @@ class LiberoRunner:
         env_id = self.benchmark.find(env_name)
         _check_created(created_env, env_id)
         planned = self._planned(env_id, all_init_states, random_init=random_init)
-        return self._rollouts(self._acting(policy), planned, self._form(env_id, render=render))
+        return self._rollouts(self.acting(policy), planned, self._form(env_id, render=render))
 
     def run(
         self,
@@ -214,7 +214,7 @@ class LiberoRunner:
             raise InvalidCall("there is no task to run: run_env_names is empty")
         tasks = {self.benchmark.task_name(env_id): env_id for env_id in ids}
         keys = [key for task in tasks for key in self._keys.scored(task, self.rollouts_per_env)]
-        acting = self._acting(policy)
+        acting = self.acting(policy)
         tally = Tally({task: self.env_names[env_id] for task, env_id in tasks.items()}, n_video)
         playing = closing(self._pool.play(acting, Planned(tuple(keys)), keep=n_video > 0))
         with _progress(len(keys), shown=do_tqdm) as advance, playing as episodes:
@@ -258,8 +258,12 @@ class LiberoRunner:
         if not played:
             raise WorkerError(f"no episode of {planned.keys[0].name} came to its end: {told}")
 
-    def _acting(self, policy: Any) -> Policy:
-        """The policy as polyarm asks it; one that has a name is loaded once."""
+    def acting(self, policy: Any = None) -> Policy:
+        """The policy as polyarm asks it; one that has a name is loaded once.
+
+        Raises:
+            PolicyError: It is none, or was not made for these envs.
+        """
         if policy is None:
             raise InvalidCall("there is no policy: give the one that acts")
         if isinstance(policy, str):

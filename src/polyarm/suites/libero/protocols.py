@@ -115,7 +115,7 @@ PROTOCOLS: dict[str, Protocol] = {
         precision="float32",
         robot_state=True,
     ),
-    "vla-eval": Protocol("task", 7, gripper="sign", quaternion="canonical"),
+    "vla-eval": Protocol("task", 7, gripper="sign", quaternion="canonical", robot_state=True),
 }
 """Protocols by name; ``polyarm`` is our own."""
 
