@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 from pyarrow import parquet
@@ -16,8 +17,8 @@ import polyarm
 from polyarm import EvalOptions, Evaluator, InvalidCall, MissingExtra, RunConflict, UnknownName
 from polyarm.cli.evaluate import run
 from polyarm.errors import StorageError
-from polyarm.recording.dataset_writer import ABOUT
-from polyarm.testing import CountingPolicy, CrashingEnv
+from polyarm.recording.dataset_writer import ABOUT, DatasetWriter
+from polyarm.testing import CountingPolicy, CrashingEnv, RaisingPolicy
 
 TOYS = "toy/short"
 FILMED = {"cameras": ("front", "wrist"), "image_size": (16, 24)}
@@ -35,6 +36,23 @@ class Looker:
     def act(self, batch):
         seen = batch.obs["pixels/front"][:, 3, 5, :2].astype("float32")[:, None] / 255 - 0.5
         return seen + 0.1 * batch.noise(3, 2)
+
+
+class MomentaryEnv(gymnasium.Env):
+    """Succeeds with its first step, in Gymnasium's own words, and observes nothing besides."""
+
+    observation_space = gymnasium.spaces.Dict(
+        state=gymnasium.spaces.Box(-1, 1, (2,)), nothing=gymnasium.spaces.Box(-1, 1, (0,))
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"state": np.zeros(2, np.float32), "nothing": np.zeros(0, np.float32)}, {}
+
+    def step(self, action):
+        obs = {"state": np.ones(2, np.float32), "nothing": np.zeros(0, np.float32)}
+        return obs, 1.0, True, False, {"success": True}
 
 
 def evaluate(folder, policy="random", tasks=TOYS, name="data", **options):
@@ -130,12 +148,15 @@ def test_episodes_that_ended_as_errors_are_left_out(tmp_path):
     )
     assert sorted(e.outcome for e in results.episodes) == ["error", "success", "success"]
     assert len(steps(tmp_path)) == 6
+    assert contents(tmp_path)[1][0]["index"] == 1
     results = evaluate(
         tmp_path, CountingPolicy(), broken, num_workers=1, num_envs=1, max_attempts=1, episodes=3,
         retry_errors=True,
     )  # fmt: skip
     assert results.errors == 0
     assert [each["index"] for each in contents(tmp_path)[1]] == [0, 1, 2]
+    state = np.array(steps(tmp_path)["observation.state"].to_pylist())
+    assert state[:, 1].tolist() == [0, 1, 2] * 3  # nothing of the attempt that came to nothing
 
 
 def test_successes_alone_on_request(tmp_path, caplog):
@@ -190,6 +211,17 @@ def test_any_gymnasium_env_can_be_saved(tmp_path):
     assert tasks["task"].to_pylist() == ["gym/CartPole-v1"]
 
 
+def test_an_episode_may_end_with_its_first_step(tmp_path):
+    results = evaluate(tmp_path, tasks=MomentaryEnv, fps=33.3333)
+    assert results.success_rate == 1
+    table = steps(tmp_path)
+    assert table["observation.state"].to_pylist() == [[0, 0]] * 2
+    assert table["next.done"].to_pylist() == table["next.success"].to_pylist() == [True] * 2
+    info = json.loads((tmp_path / "data/meta/info.json").read_text())
+    assert info["fps"] == 100 / 3  # that of the videos, to the bit: times are compared
+    assert "extra.nothing" not in info["features"]
+
+
 # What is refused, before anything runs.
 
 
@@ -226,6 +258,31 @@ def test_what_is_put_there_during_the_run_is_not_lost(tmp_path):
     assert len(contents(tmp_path)[1]) == 4
 
 
+def test_of_two_runs_for_one_place_the_first_has_it(tmp_path, monkeypatch):
+    finish = DatasetWriter.finish
+
+    def overtaken(writer, about):
+        monkeypatch.setattr(DatasetWriter, "finish", finish)
+        evaluate(tmp_path / "other", name="../data", episodes=1)
+        finish(writer, about)
+
+    monkeypatch.setattr(DatasetWriter, "finish", overtaken)
+    with pytest.raises(InvalidCall, match="data holds another run's dataset"):
+        evaluate(tmp_path)
+    assert len(contents(tmp_path)[1]) == 2
+    evaluate(tmp_path, name="own")
+    assert len(contents(tmp_path, "own")[1]) == 4
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(tmp_path, small_disk):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file/data: Not a directory"):
+        evaluate(tmp_path, RaisingPolicy(), name="file/data")
+    with small_disk(tmp_path / "disk", "100k"):
+        with pytest.raises(InvalidCall, match="disk is a mount point.*choose a folder in it"):
+            evaluate(tmp_path, RaisingPolicy(), name="disk")
+
+
 def test_starting_over_starts_the_dataset_over(tmp_path):
     evaluate(tmp_path, episodes=2)
     evaluate(tmp_path, "zero", episodes=1, fresh=True)
@@ -236,9 +293,31 @@ def test_starting_over_starts_the_dataset_over(tmp_path):
 def test_episodes_that_were_played_without_a_dataset_cannot_be_in_it(tmp_path):
     given = {"episodes": 2, "num_envs": 2, "num_workers": 0}
     polyarm.evaluate("random", TOYS, out=tmp_path / "run", **given)
-    with pytest.raises(RunConflict, match=r"not saved for a dataset, such as toy/count-3#0.*--fr"):
+    with pytest.raises(RunConflict, match=r"not saved for a dataset.*such as toy/count-3#0.*--fr"):
         evaluate(tmp_path)
     assert not (tmp_path / "data").exists()
+
+
+def test_without_what_was_staged_a_dataset_stays_as_it_is(tmp_path):
+    evaluate(tmp_path)
+    before = contents(tmp_path)
+    shutil.rmtree(tmp_path / "run/dataset_episodes")
+    with pytest.raises(RunConflict, match="no longer are, such as toy/count-3#0"):
+        evaluate(tmp_path)
+    assert contents(tmp_path) == before
+    evaluate(tmp_path, episodes=1, fresh=True)  # it is this run's all the same
+    assert len(contents(tmp_path)[1]) == 2
+
+
+@pytest.mark.parametrize("fewer", [{"episodes": 1}, {"tasks": "toy/count-10"}, {"start": 2}])
+def test_a_dataset_does_not_lose_episodes_that_a_command_leaves_out(tmp_path, fewer):
+    evaluate(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(InvalidCall, match=r"does not name, such as toy/count-\d+#\d, and would"):
+        evaluate(tmp_path, **fewer)
+    assert contents(tmp_path) == before
+    evaluate(tmp_path, name="elsewhere", **fewer)
+    assert 1 <= len(contents(tmp_path, "elsewhere")[1]) <= 4
 
 
 @pytest.mark.parametrize(
