@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -92,6 +93,8 @@ def test_steps_are_what_was_observed_decided_and_earned(tmp_path):
     info = json.loads((tmp_path / "data/meta/info.json").read_text())
     assert info["fps"] == 20
     assert info["features"]["observation.images.wrist"]["shape"] == [16, 24, 3]
+    tasks = parquet.read_table(tmp_path / "data/meta/tasks.parquet")
+    assert tasks["task"].to_pylist() == ["count to 10"]
 
 
 @pytest.mark.parametrize("also", [{}, {"record": "all", "save_trajectories": True}])
@@ -262,6 +265,7 @@ def test_of_two_runs_for_one_place_the_first_has_it(tmp_path, monkeypatch):
     def overtaken(writer, about):
         monkeypatch.setattr(DatasetWriter, "finish", finish)
         evaluate(tmp_path / "other", name="../data", episodes=1)
+        assert list(tmp_path.glob(".data.*/data"))  # what was written so far is still there
         finish(writer, about)
 
     monkeypatch.setattr(DatasetWriter, "finish", overtaken)
@@ -297,13 +301,18 @@ def test_episodes_that_were_played_without_a_dataset_cannot_be_in_it(tmp_path):
 
 
 def test_without_what_was_staged_a_dataset_stays_as_it_is(tmp_path):
-    evaluate(tmp_path)
+    evaluate(tmp_path, **FILMED)
     before = contents(tmp_path)
-    shutil.rmtree(tmp_path / "run/dataset_episodes")
-    with pytest.raises(RunConflict, match="no longer are, such as toy/count-3#0"):
-        evaluate(tmp_path)
+    staged = tmp_path / "run/dataset_episodes"
+    for remove, gone in [
+        (Path.unlink, staged / "toy/count-10/1_wrist.mp4"),
+        (shutil.rmtree, staged),
+    ]:
+        remove(gone)
+        with pytest.raises(RunConflict, match=r"no longer are, such as toy/count-(10#1|3#0)\."):
+            evaluate(tmp_path, **FILMED)
     assert contents(tmp_path) == before
-    evaluate(tmp_path, episodes=1, fresh=True)  # it is this run's all the same
+    evaluate(tmp_path, episodes=1, fresh=True, **FILMED)  # it is this run's all the same
     assert len(contents(tmp_path)[1]) == 2
 
 
