@@ -23,7 +23,7 @@ import gymnasium
 from polyarm import __version__, registry
 from polyarm.contracts import EnvSpec, EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall, RunConflict
-from polyarm.policies.lerobot_observations import LIBERO_CAMERAS, METAWORLD_STATE
+from polyarm.policies.lerobot_observations import METAWORLD_STATE, image_keys
 from polyarm.recording.dataset import (
     DatasetOptions,
     StagedFiles,
@@ -276,18 +276,14 @@ def _staging_options(spec: EnvSpec, staging: Path, fps: float) -> DatasetOptions
     metadata = description.metadata if description is not None else {}
     if spec.cameras and description is not None:
         _refuse_odd_frames(description.observation_space)
-    libero = spec.suite == "libero"
-    names = LIBERO_CAMERAS if libero else {}
-    features = {each: f"observation.images.{names.get(each, each)}" for each in spec.cameras}
-    if len(features) == 1 and not libero:
-        features = dict.fromkeys(features, "observation.image")
+    features = image_keys(spec.cameras, spec.suite)
     try:
         return DatasetOptions(
             folder=str(staging),
             fps=float(metadata.get("render_fps", 0) or fps),
-            cameras=features,
+            cameras=dict(zip(spec.cameras, features, strict=True)),
             state_size=METAWORLD_STATE if spec.suite == "metaworld" else 0,
-            mirrored=libero,
+            mirrored=spec.suite == "libero",
         )
     except ValueError as error:
         raise InvalidCall(str(error)) from error
