@@ -31,7 +31,7 @@ _STORED = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.bool_}
 def observation_columns(obs: Any, state_size: int = 0) -> dict[str, Array]:
     """Copies of the numbers of one observation, by feature: scalars and vectors.
 
-    Frames, and what has more dimensions, are left out.
+    Frames, what has more dimensions, and what is empty are left out.
 
     Args:
         obs: An array, or mappings of arrays, nested or with ``/`` in their keys.
@@ -40,7 +40,8 @@ def observation_columns(obs: Any, state_size: int = 0) -> dict[str, Array]:
     """
     columns = {}
     for name, value in _leaves(obs, ""):
-        if (column := as_column(value)).ndim > 1 or column.dtype.kind not in _STORED:
+        column = as_column(value)
+        if column.ndim > 1 or not column.size or column.dtype.kind not in _STORED:
             continue
         if name != "state":
             columns[f"{_EXTRA}.{name}"] = column

@@ -8,6 +8,7 @@ script run but ours and nothing be loaded from a network.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.util
 import json
@@ -81,9 +82,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 def render(results: Results, title: str) -> str:
     """The report's HTML."""
-    environment = _environment()
-    template = environment.from_string(_text("template.html"))
-    page: str = template.render(**_context(results, title))
+    page: str = _template().render(**_context(results, title))
     return page
 
 
@@ -102,7 +101,9 @@ def percent(share: float | None, digits: int = 1) -> str:
     return "–" if share is None else f"{100 * share:.{digits}f}%"
 
 
-def _environment() -> Any:
+@functools.cache
+def _template() -> Any:
+    """The page without its data; compiling it takes longer than filling it in."""
     try:
         import jinja2
     except ImportError as error:
@@ -116,7 +117,7 @@ def _environment() -> Any:
         duration=duration, percent=percent, number=_number_or_dash, leaf=_leaf
     )
     environment.tests["branch"] = _is_branch
-    return environment
+    return environment.from_string(_text("template.html"))
 
 
 def _context(results: Results, title: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import gymnasium
 from polyarm import __version__, registry
 from polyarm.contracts import EnvSpec, EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall, RunConflict
-from polyarm.policies.lerobot_observations import LIBERO_CAMERAS, METAWORLD_STATE
+from polyarm.policies.lerobot_observations import METAWORLD_STATE, image_keys
 from polyarm.recording.dataset import (
     DatasetOptions,
     StagedFiles,
@@ -32,6 +32,7 @@ from polyarm.recording.dataset import (
 )
 from polyarm.recording.dataset_writer import ABOUT, DatasetWriter, Episode
 from polyarm.recording.trajectory import load_trajectory, save_trajectory
+from polyarm.report.encoding import write_atomically
 from polyarm.rollout.episode import RunningEpisode
 from polyarm.rollout.journal import STAGED_EPISODES, Finished, storage_errors
 from polyarm.rollout.options import EvalOptions
@@ -41,7 +42,8 @@ _log = logging.getLogger(__name__)
 
 _RECORDER = "polyarm.recording.dataset:dataset_recorder"
 _SEVERAL = "polyarm.recording.several:several_recorders"
-_ID = "id"
+_ID = "dataset_id"
+"""A file in the run's folder: outlives staged episodes, and a run that starts over."""
 
 
 class DatasetExport:
@@ -72,7 +74,7 @@ class DatasetExport:
         self._staging = self._folder / STAGED_EPISODES
         self._robot_type = groups[0].specs[0].suite
         self._staged = _staging_options(groups[0].specs[0], self._staging, options.fps)
-        self._id = _read_id(self._staging) or uuid.uuid4().hex
+        self._id = _read_id(self._folder) or uuid.uuid4().hex
         self._refuse_foreign_target()
 
     def make_arguments(self, beside: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,17 +98,24 @@ class DatasetExport:
 
         Raises:
             RunConflict: One that the dataset should hold was not staged.
+            InvalidCall: The place is taken, or the dataset that is there would lose episodes.
+            StorageError: Nothing can be written there.
         """
+        self._refuse_foreign_target()
+        self._refuse_to_lose(finished, planned)
         for result in self._chosen(finished, planned):
             if not self._files(result.policy, result.key).complete():
                 raise RunConflict(
-                    f"{self._folder} holds finished episodes that were not saved for a dataset,"
-                    f" such as {result.key}. Choose another folder with --out, or start over with"
-                    " --fresh."
+                    f"{self._folder} holds finished episodes that were not saved for a dataset, or"
+                    f" no longer are, such as {result.key}. Choose another folder with --out, or"
+                    " start over with --fresh."
                 )
         with storage_errors(self._folder):
             self._staging.mkdir(parents=True, exist_ok=True)
-            (self._staging / _ID).write_text(self._id)
+            if not _read_id(self._folder):
+                write_atomically(self._folder / _ID, self._id)
+        with storage_errors(self._target):
+            self._new_part().rmdir()  # better to fail now than after hours
 
     def stage(self, label: str, episode: RunningEpisode) -> None:
         """Add to an episode, staged by its worker, what is known here.
@@ -143,19 +152,18 @@ class DatasetExport:
         if not chosen:
             _log.warning("no episode has ended that could be saved: %s is not made", self._target)
             return
-        part = self._beside("part")
-        shutil.rmtree(part, ignore_errors=True)
         try:
             with storage_errors(self._target):
-                part.mkdir(parents=True)
-                with closing(DatasetWriter(part, self._staged.fps, self._robot_type)) as writer:
+                part, fps = self._new_part(), float(self._staged.rate)
+                with closing(DatasetWriter(part, fps, self._robot_type)) as writer:
                     for result in chosen:
                         writer.add(self._episode(result))
                         alive()
                     writer.finish(self._about(chosen))
+                self._refuse_foreign_target()
                 self._move(part)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(self._beside("part"), ignore_errors=True)
 
     def _chosen(self, finished: Finished, planned: Sequence[EpisodeKey]) -> list[EpisodeResult]:
         """What the dataset holds, policy after policy, in an order that no run can change."""
@@ -194,8 +202,15 @@ class DatasetExport:
         part.rename(self._target)
         shutil.rmtree(old, ignore_errors=True)
 
+    def _new_part(self) -> Path:
+        """An empty folder, from which the dataset can be moved to its place."""
+        part = self._beside("part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        return part
+
     def _beside(self, ending: str) -> Path:
-        return self._target.with_name(f".{self._target.name}.{ending}")
+        return self._target.with_name(f".{self._target.name}.{self._id}.{ending}")
 
     def _files(self, label: str, key: EpisodeKey) -> StagedFiles:
         return staged_files(self._staged, label, key)
@@ -205,13 +220,14 @@ class DatasetExport:
         reserved = (self._staging, self._folder / "videos", self._folder / "trajectories")
         if self._folder.is_relative_to(target) or any(map(target.is_relative_to, reserved)):
             raise InvalidCall(f"{target} is a folder of the run itself; save the dataset elsewhere")
+        if target.is_mount():
+            raise InvalidCall(
+                f"{target} is a mount point, which a dataset cannot be moved to; choose a folder"
+                " in it"
+            )
         if not target.exists() or (target.is_dir() and not any(target.iterdir())):
             return
-        try:
-            made_by = json.loads((target / ABOUT).read_text())["run"]
-        except (OSError, ValueError, KeyError, TypeError):
-            made_by = None
-        if made_by != self._id:
+        if (made_by := self._there().get("run")) != self._id:
             what = (
                 "another run's dataset" if made_by else "something that is no dataset of this run"
             )
@@ -219,10 +235,31 @@ class DatasetExport:
                 f"{target} holds {what}, which would be lost; choose a new folder or remove it"
             )
 
+    def _refuse_to_lose(self, finished: Finished, planned: Sequence[EpisodeKey]) -> None:
+        """A command for other tasks, or fewer episodes, would leave only these in the dataset."""
+        there = {
+            EpisodeKey(each["suite"], each["task"], each["index"], each["repeat"])
+            for each in self._there().get("episodes", ())
+        }
+        known = {key for _, key in finished}
+        if lost := sorted(map(str, (there & known).difference(planned))):
+            raise InvalidCall(
+                f"{self._target} holds episodes that this command does not name, such as {lost[0]},"
+                " and would lose them. Name all tasks and episodes, or save this dataset elsewhere."
+            )
 
-def _read_id(staging: Path) -> str:
+    def _there(self) -> dict[str, Any]:
+        """What the dataset that is there says about itself; empty if there is none of ours."""
+        try:
+            about = json.loads((self._target / ABOUT).read_text())
+        except (OSError, ValueError):
+            return {}
+        return about if isinstance(about, dict) else {}
+
+
+def _read_id(folder: Path) -> str:
     try:
-        return (staging / _ID).read_text()
+        return (folder / _ID).read_text()
     except (FileNotFoundError, NotADirectoryError):
         return ""
 
@@ -239,18 +276,14 @@ def _staging_options(spec: EnvSpec, staging: Path, fps: float) -> DatasetOptions
     metadata = description.metadata if description is not None else {}
     if spec.cameras and description is not None:
         _refuse_odd_frames(description.observation_space)
-    libero = spec.suite == "libero"
-    names = LIBERO_CAMERAS if libero else {}
-    features = {each: f"observation.images.{names.get(each, each)}" for each in spec.cameras}
-    if len(features) == 1 and not libero:
-        features = dict.fromkeys(features, "observation.image")
+    features = image_keys(spec.cameras, spec.suite)
     try:
         return DatasetOptions(
             folder=str(staging),
             fps=float(metadata.get("render_fps", 0) or fps),
-            cameras=features,
+            cameras=dict(zip(spec.cameras, features, strict=True)),
             state_size=METAWORLD_STATE if spec.suite == "metaworld" else 0,
-            mirrored=libero,
+            mirrored=spec.suite == "libero",
         )
     except ValueError as error:
         raise InvalidCall(str(error)) from error

@@ -409,4 +409,5 @@ class Slot:
 
 
 def _succeeds(info: Mapping[str, Any]) -> bool:
-    return bool(info.get("is_success", False))
+    """As an evaluation reads it; not every Gymnasium env uses the first name."""
+    return bool(np.all(info.get("is_success", info.get("success", False))))

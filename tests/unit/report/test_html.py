@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from polyarm.errors import MissingExtra
+from polyarm.report import html
 from polyarm.report.html import duration, percent, render, write_report
 from polyarm.report.results import Results
 
@@ -164,6 +165,7 @@ def test_durations_and_shares_are_written_for_people():
 def test_without_jinja_the_message_holds_the_command_that_installs_it(
     results, tmp_path, monkeypatch
 ):
+    html._template.cache_clear()  # other tests may have used it
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtra, match=r"pip install 'polyarm\[report\]'"):
         write_report(results(), tmp_path)

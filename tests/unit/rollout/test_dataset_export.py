@@ -7,7 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from pyarrow import parquet
@@ -16,8 +18,8 @@ import polyarm
 from polyarm import EvalOptions, Evaluator, InvalidCall, MissingExtra, RunConflict, UnknownName
 from polyarm.cli.evaluate import run
 from polyarm.errors import StorageError
-from polyarm.recording.dataset_writer import ABOUT
-from polyarm.testing import CountingPolicy, CrashingEnv
+from polyarm.recording.dataset_writer import ABOUT, DatasetWriter
+from polyarm.testing import CountingPolicy, CrashingEnv, RaisingPolicy
 
 TOYS = "toy/short"
 FILMED = {"cameras": ("front", "wrist"), "image_size": (16, 24)}
@@ -35,6 +37,23 @@ class Looker:
     def act(self, batch):
         seen = batch.obs["pixels/front"][:, 3, 5, :2].astype("float32")[:, None] / 255 - 0.5
         return seen + 0.1 * batch.noise(3, 2)
+
+
+class MomentaryEnv(gymnasium.Env):
+    """Succeeds with its first step, in Gymnasium's own words, and observes nothing besides."""
+
+    observation_space = gymnasium.spaces.Dict(
+        state=gymnasium.spaces.Box(-1, 1, (2,)), nothing=gymnasium.spaces.Box(-1, 1, (0,))
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"state": np.zeros(2, np.float32), "nothing": np.zeros(0, np.float32)}, {}
+
+    def step(self, action):
+        obs = {"state": np.ones(2, np.float32), "nothing": np.zeros(0, np.float32)}
+        return obs, 1.0, True, False, {"success": True}
 
 
 def evaluate(folder, policy="random", tasks=TOYS, name="data", **options):
@@ -74,12 +93,14 @@ def test_steps_are_what_was_observed_decided_and_earned(tmp_path):
     info = json.loads((tmp_path / "data/meta/info.json").read_text())
     assert info["fps"] == 20
     assert info["features"]["observation.images.wrist"]["shape"] == [16, 24, 3]
+    tasks = parquet.read_table(tmp_path / "data/meta/tasks.parquet")
+    assert tasks["task"].to_pylist() == ["count to 10"]
 
 
 @pytest.mark.parametrize("also", [{}, {"record": "all", "save_trajectories": True}])
 def test_saving_changes_no_episode(tmp_path, also):
     given = {"episodes": 3, "num_envs": 2, **FILMED}
-    plain = polyarm.evaluate(Looker(), TOYS, out=tmp_path / "plain", **given)
+    plain = polyarm.evaluate(Looker(), TOYS, num_workers=0, **given)
     saved = evaluate(tmp_path, Looker(), num_workers=2, **{**given, **also})
     assert facts(saved) == facts(plain)
     assert len({hash_ for _, _, hash_, _ in facts(plain).values()}) == 6
@@ -88,11 +109,9 @@ def test_saving_changes_no_episode(tmp_path, also):
 
 
 def test_a_dataset_is_the_same_however_many_workers_make_it(tmp_path):
-    for name, num_workers in [("one", 0), ("several", 3)]:
-        evaluate(
-            tmp_path / name, Looker(), num_envs=1 if num_workers == 0 else 3,
-            num_workers=num_workers, repeats=2, **FILMED,
-        )  # fmt: skip
+    for name, num_envs, num_workers in [("one", 1, 0), ("several", 3, 2)]:
+        given = {"num_envs": num_envs, "num_workers": num_workers, "repeats": 2, **FILMED}
+        evaluate(tmp_path / name, Looker(), **given)
     assert contents(tmp_path / "one") == contents(tmp_path / "several")
     assert len(contents(tmp_path / "one")[1]) == 8
 
@@ -130,12 +149,15 @@ def test_episodes_that_ended_as_errors_are_left_out(tmp_path):
     )
     assert sorted(e.outcome for e in results.episodes) == ["error", "success", "success"]
     assert len(steps(tmp_path)) == 6
+    assert contents(tmp_path)[1][0]["index"] == 1
     results = evaluate(
         tmp_path, CountingPolicy(), broken, num_workers=1, num_envs=1, max_attempts=1, episodes=3,
         retry_errors=True,
     )  # fmt: skip
     assert results.errors == 0
     assert [each["index"] for each in contents(tmp_path)[1]] == [0, 1, 2]
+    state = np.array(steps(tmp_path)["observation.state"].to_pylist())
+    assert state[:, 1].tolist() == [0, 1, 2] * 3  # nothing of the attempt that came to nothing
 
 
 def test_successes_alone_on_request(tmp_path, caplog):
@@ -190,6 +212,17 @@ def test_any_gymnasium_env_can_be_saved(tmp_path):
     assert tasks["task"].to_pylist() == ["gym/CartPole-v1"]
 
 
+def test_an_episode_may_end_with_its_first_step(tmp_path):
+    results = evaluate(tmp_path, tasks=MomentaryEnv, fps=33.3333)
+    assert results.success_rate == 1
+    table = steps(tmp_path)
+    assert table["observation.state"].to_pylist() == [[0, 0]] * 2
+    assert table["next.done"].to_pylist() == table["next.success"].to_pylist() == [True] * 2
+    info = json.loads((tmp_path / "data/meta/info.json").read_text())
+    assert info["fps"] == 100 / 3  # that of the videos, to the bit: times are compared
+    assert "extra.nothing" not in info["features"]
+
+
 # What is refused, before anything runs.
 
 
@@ -226,6 +259,32 @@ def test_what_is_put_there_during_the_run_is_not_lost(tmp_path):
     assert len(contents(tmp_path)[1]) == 4
 
 
+def test_of_two_runs_for_one_place_the_first_has_it(tmp_path, monkeypatch):
+    finish = DatasetWriter.finish
+
+    def overtaken(writer, about):
+        monkeypatch.setattr(DatasetWriter, "finish", finish)
+        evaluate(tmp_path / "other", name="../data", episodes=1)
+        assert list(tmp_path.glob(".data.*/data"))  # what was written so far is still there
+        finish(writer, about)
+
+    monkeypatch.setattr(DatasetWriter, "finish", overtaken)
+    with pytest.raises(InvalidCall, match="data holds another run's dataset"):
+        evaluate(tmp_path)
+    assert len(contents(tmp_path)[1]) == 2
+    evaluate(tmp_path, name="own")
+    assert len(contents(tmp_path, "own")[1]) == 4
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_runs(tmp_path, small_disk):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="file/data: Not a directory"):
+        evaluate(tmp_path, RaisingPolicy(), name="file/data")
+    refused = pytest.raises(InvalidCall, match=r"disk is a mount point.*a folder in it")
+    with small_disk(tmp_path / "disk", "100k"), refused:
+        evaluate(tmp_path, RaisingPolicy(), name="disk")
+
+
 def test_starting_over_starts_the_dataset_over(tmp_path):
     evaluate(tmp_path, episodes=2)
     evaluate(tmp_path, "zero", episodes=1, fresh=True)
@@ -236,9 +295,36 @@ def test_starting_over_starts_the_dataset_over(tmp_path):
 def test_episodes_that_were_played_without_a_dataset_cannot_be_in_it(tmp_path):
     given = {"episodes": 2, "num_envs": 2, "num_workers": 0}
     polyarm.evaluate("random", TOYS, out=tmp_path / "run", **given)
-    with pytest.raises(RunConflict, match=r"not saved for a dataset, such as toy/count-3#0.*--fr"):
+    with pytest.raises(RunConflict, match=r"not saved for a dataset.*such as toy/count-3#0.*--fr"):
         evaluate(tmp_path)
     assert not (tmp_path / "data").exists()
+
+
+def test_without_what_was_staged_a_dataset_stays_as_it_is(tmp_path):
+    evaluate(tmp_path, **FILMED)
+    before = contents(tmp_path)
+    staged = tmp_path / "run/dataset_episodes"
+    for remove, gone in [
+        (Path.unlink, staged / "toy/count-10/1_wrist.mp4"),
+        (shutil.rmtree, staged),
+    ]:
+        remove(gone)
+        with pytest.raises(RunConflict, match=r"no longer are, such as toy/count-(10#1|3#0)\."):
+            evaluate(tmp_path, **FILMED)
+    assert contents(tmp_path) == before
+    evaluate(tmp_path, episodes=1, fresh=True, **FILMED)  # it is this run's all the same
+    assert len(contents(tmp_path)[1]) == 2
+
+
+@pytest.mark.parametrize("fewer", [{"episodes": 1}, {"tasks": "toy/count-10"}, {"start": 2}])
+def test_a_dataset_does_not_lose_episodes_that_a_command_leaves_out(tmp_path, fewer):
+    evaluate(tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(InvalidCall, match=r"does not name, such as toy/count-\d+#\d, and would"):
+        evaluate(tmp_path, **fewer)
+    assert contents(tmp_path) == before
+    evaluate(tmp_path, name="elsewhere", **fewer)
+    assert 1 <= len(contents(tmp_path, "elsewhere")[1]) <= 4
 
 
 @pytest.mark.parametrize(
@@ -277,11 +363,10 @@ def test_a_missing_extra_is_told_before_anything_runs(tmp_path, monkeypatch):
 def test_what_does_not_fit_on_the_disk_stops_the_run_until_there_is_room(
     tmp_path, small_disk, full
 ):
-    options = {"episodes": 6, "num_envs": 2, "num_workers": 2}
-    options |= {"cameras": ("front",), "image_size": (128, 128)}
+    options = {"episodes": 6, "num_envs": 2, "cameras": ("front",), "image_size": (128, 128)}
     with small_disk(tmp_path / "disk", "100k") as disk:
         places = {"run": tmp_path / "run", "data": tmp_path / "data", full: disk / full}
-        given = {**options, "out": places["run"], "save_dataset": places["data"]}
+        given = {**options, "num_workers": 1, "out": places["run"], "save_dataset": places["data"]}
         with pytest.raises(StorageError, match="No space left on device"):
             polyarm.evaluate(Looker(), "toy/count-50", **given)
         assert not places["data"].exists()
