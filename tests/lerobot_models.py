@@ -47,7 +47,8 @@ def diffusion_policy(**options):
     torch.manual_seed(options.pop("seed", 0))
     sizes = {"down_dims": (16, 32), "n_groups": 4, "diffusion_step_embed_dim": 16}
     steps = {"n_obs_steps": 2, "horizon": 8, "n_action_steps": 3, "num_inference_steps": 3}
-    config = DiffusionConfig(**FEATURES, **sizes, crop_shape=None, **{**steps, **options})
+    options = {"pretrained_backbone_weights": None, "crop_shape": None, **steps, **options}
+    config = DiffusionConfig(**FEATURES, **sizes, **options)
     return DiffusionPolicy(config).eval()
 
 
@@ -61,8 +62,9 @@ def vqbet_policy():
     gpt = {"gpt_input_dim": 32, "gpt_output_dim": 32, "gpt_n_layer": 1, "gpt_n_head": 2}
     vae = {"vqvae_n_embed": 4, "vqvae_embedding_dim": 16, "vqvae_enc_hidden_dim": 16}
     sizes = {"n_obs_steps": 3, "n_action_pred_token": 2, "action_chunk_size": 2}
+    seen = {"crop_shape": None, "pretrained_backbone_weights": None}
     config = VQBeTConfig(
-        **FEATURES, **gpt, **vae, **sizes, gpt_hidden_dim=32, gpt_block_size=64, crop_shape=None
+        **FEATURES, **gpt, **vae, **sizes, **seen, gpt_hidden_dim=32, gpt_block_size=64
     )
     policy = VQBeTPolicy(config).eval()
     policy.vqbet.action_head.vqvae_model.discretized = torch.tensor(True)  # else it warns

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium
 
 from polyarm import registry
-from polyarm.contracts import Policy
+from polyarm.contracts import EnvSpec, Policy
 from polyarm.policies.fingerprints import files_digest, policy_fingerprint
 from polyarm.policies.loading import (
     as_policy,
@@ -55,9 +55,7 @@ class Policies:
             PolicyError: It was not made for them.
         """
         acting = self.get(policy, space)
-        if (check := getattr(acting, "check_spec", None)) is not None:
-            for spec in group.specs:
-                check(spec)
+        check_specs(acting, group.specs)
         return acting
 
     def looks(self, policy: PolicyLike, group: Group) -> bool:
@@ -86,6 +84,23 @@ class Policies:
         if self._loaded is not None and isinstance(self._loaded[2], RemotePolicy):
             self._loaded[2].close()
         self._loaded = None
+
+
+def check_specs(policy: Policy, specs: Iterable[EnvSpec]) -> None:
+    """Let a policy refuse envs that it was not made for.
+
+    Raises:
+        PolicyError: It does.
+    """
+    if (check := getattr(policy, "check_spec", None)) is not None:
+        for spec in specs:
+            check(spec)
+
+
+def own_execute(policy: Policy) -> int | None:
+    """How many actions a policy itself wants to be executed before it is asked again."""
+    own = getattr(policy, "execute", None)
+    return own if isinstance(own, int) else None
 
 
 def known_space(group: Group) -> gymnasium.Space[Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall
 from polyarm.policies.loading import as_policy, load_policy
-from polyarm.rollout.acting import PolicyLike
+from polyarm.rollout.acting import PolicyLike, check_specs, own_execute
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
@@ -91,7 +91,8 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
         num_envs: Slots of an env that is made.
         max_attempts: How often an episode whose simulator fails is tried; a group with a member
             that never comes to its end is dropped, with a warning.
-        execute: Actions executed before the policy is asked again; by default all it returns.
+        execute: Actions executed before the policy is asked again; by default as many as it says
+            itself, or all it returns.
         **env_options: Further arguments of `make_vec` for an env that is made.
 
     Yields:
@@ -110,7 +111,9 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
         collector = _Collector(group_size, first, source)
         space = env.single_action_space
         acting = load_policy(policy, space) if isinstance(policy, str) else as_policy(policy)
-        options = RunnerOptions(episode=EpisodeOptions(execute, None, keep=True))
+        check_specs(acting, {spec.name: spec for spec in env.specs}.values())
+        executed = own_execute(acting) if execute is None else execute
+        options = RunnerOptions(episode=EpisodeOptions(executed, None, keep=True))
         # Few groups are begun ahead: a rejected one costs no more than it must.
         schedule = Schedule(collector.members(), lookahead=env.num_envs, max_attempts=max_attempts)
         runner = Runner(env, acting, schedule, options)

@@ -19,7 +19,7 @@ from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
 from polyarm.report.results import Results
-from polyarm.rollout.acting import Policies, PolicyLike, known_space
+from polyarm.rollout.acting import Policies, PolicyLike, known_space, own_execute
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal
@@ -256,8 +256,7 @@ class Evaluator:
         options, execute = self._options, self._options.execute
         if execute is None:
             # Predictions overlap, and can be averaged, only if the policy is asked at every step.
-            own = getattr(policy, "execute", None)
-            execute = 1 if options.ensemble is not None else own if isinstance(own, int) else None
+            execute = 1 if options.ensemble is not None else own_execute(policy)
         return RunnerOptions(
             episode=EpisodeOptions(
                 execute,

@@ -20,6 +20,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from polyarm.contracts import EnvSpec
 from polyarm.errors import BuildError, ClosedEnv, InvalidCall, SlotError
 from polyarm.vector.actions import ActionCheck
 from polyarm.vector.board import Op, Result
@@ -469,6 +470,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_idle("rewind")
         self._ring.rewind()
         self._ledger.rewound()
+
+    @property
+    def specs(self) -> tuple[EnvSpec, ...]:
+        """What each slot's env was built from."""
+        return tuple(plan.spec for plan in self._plans)
 
     @property
     def tasks(self) -> tuple[str, ...]:

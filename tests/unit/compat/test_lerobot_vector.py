@@ -1,5 +1,6 @@
 """Our vector env as LeRobot's own rollouts drive it, and our evaluation beside LeRobot's."""
 
+import inspect
 import math
 import os
 import signal
@@ -15,7 +16,8 @@ from lerobot.envs.utils import close_envs
 from lerobot.scripts import lerobot_eval
 from lerobot_reacher import Reacher, no_processors
 
-from polyarm.compat.lerobot import eval_policy_all, make_env
+from polyarm.compat.lerobot import eval_policy_all, make_env, threads
+from polyarm.compat.lerobot.batched import Evaluation
 from polyarm.compat.lerobot.metrics import summarise
 from polyarm.errors import InvalidAction, InvalidCall, WorkerDied, WorkerError
 from polyarm.policies import lerobot_policy
@@ -180,6 +182,10 @@ def test_more_envs_than_episodes_are_refused():
         evaluate({"toy": {0: reach_env(7)}})
 
 
+@pytest.mark.skipif(
+    "recording_dir" in inspect.signature(lerobot_eval.eval_policy_all).parameters,
+    reason="this version of LeRobot can record",
+)
 def test_a_recording_that_this_version_of_lerobot_cannot_make_is_refused(tmp_path):
     with pytest.raises(InvalidCall, match=r"does not know \['env_features', 'recording_dir'\]"):
         evaluate({"toy": {0: reach_env()}}, recording_dir=tmp_path, env_features={})
@@ -330,3 +336,18 @@ def test_means_of_nothing_are_not_numbers():
     empty = summarise([], ("sum_rewards", "max_rewards", "successes", "video_paths"), 1.0)
     assert math.isnan(empty["overall"]["pc_success"])
     assert empty["overall"]["n_episodes"] == 0
+
+
+def test_a_threads_processors_belong_together():
+    class Before:
+        pass
+
+    class After:
+        def __init__(self, before):
+            self.before = before
+
+    before = Before()
+    parts = {"preprocessor": before, "postprocessor": After(before)}
+    kits = threads._kits(Evaluation(Reacher(), parts, n_episodes=1), 2)
+    assert all(kit["postprocessor"].before is kit["preprocessor"] for kit in kits)
+    assert kits[0]["preprocessor"] is not kits[1]["preprocessor"]

@@ -164,7 +164,8 @@ def test_only_rows_without_a_plan_are_asked_about_each_with_its_own_words(monkey
     ours.act(batch_of([early], 0, generators))
     for step in (1, 2):
         ours.act(batch_of([early, late], step, generators))
-    assert policy.told == [["do reach-v3"], ["do push-v3"], ["do reach-v3"]]
+    _, *told = policy.told  # asked once in vain: only then does it show that it draws
+    assert told == [["do reach-v3"], ["do push-v3"], ["do reach-v3"]]
 
 
 def test_noise_is_the_episodes_own_and_new_at_every_decision():

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from polyarm import InvalidCall, PolicyOutput, collect, is_informative, make_vec
+from polyarm import InvalidCall, PolicyError, PolicyOutput, collect, is_informative, make_vec
 from polyarm.contracts import EpisodeKey
 from polyarm.testing import CountingEnv, CountingPolicy
 
@@ -97,3 +97,19 @@ def test_no_keys_give_no_groups_and_a_group_has_a_member():
     assert list(collect(Noisy(), [])) == []
     with pytest.raises(InvalidCall, match="at least one member"):
         list(collect(Noisy(), keys(1), group_size=0))
+
+
+def test_a_policy_says_how_many_actions_are_executed_and_which_envs_it_was_made_for():
+    class Particular(Noisy):
+        execute = 1
+
+        def check_spec(self, spec):
+            if spec.suite != "callable":
+                raise PolicyError(f"not {spec.name}")
+
+    with make_vec(Sometimes, num_envs=2, num_workers=0, autoreset="disabled") as env:
+        (group,) = collect(Particular(), keys(1), group_size=2, env=env)
+    trajectory = group.rollouts[0].trajectory
+    assert len(trajectory["decision_steps"]) == len(trajectory["actions"])
+    with pytest.raises(PolicyError, match="not toy/count-3"):
+        next(collect(Particular(), [EpisodeKey("toy", "count-3", 0)], num_workers=0))

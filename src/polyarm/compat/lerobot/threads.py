@@ -74,5 +74,6 @@ def _kits(evaluation: Evaluation, count: int) -> list[dict[str, Any]]:
     parts = {"policy": evaluation.policy, **evaluation.processors}
     if count == 1:
         return [parts]
-    copies = {name: policy_copies(part, count) for name, part in parts.items()}
-    return [{name: copies[name][place] for name in copies} for place in range(count)]
+    # Together: a postprocessor may look into its preprocessor.
+    copies = policy_copies(tuple(parts.values()), count)
+    return [dict(zip(parts, each, strict=True)) for each in copies]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from polyarm.compat.ript.keys import Planned
 from polyarm.contracts import EpisodeKey, Policy
 from polyarm.errors import InvalidCall
+from polyarm.rollout.acting import own_execute
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.live_envs import LiveEnvs, Need
 from polyarm.rollout.options import EvalOptions
@@ -88,7 +89,7 @@ class Pool:
             frames = keep or bool(getattr(acting, "needs_frames", True))
             env = self._envs.get(self._group, Need(frames, len(planned.keys)), planned.keys)
             options = RunnerOptions(
-                episode=EpisodeOptions(self._execute(acting), None, keep),
+                episode=EpisodeOptions(self._options.execute or own_execute(acting), None, keep),
                 reset_options=planned.reset_options,
             )
             runner = Runner(env, acting, Schedule(planned.keys), options)
@@ -116,10 +117,6 @@ class Pool:
     def close(self) -> None:
         """Close the envs, whoever holds them."""
         self._envs.close()
-
-    def _execute(self, acting: Policy) -> int | None:
-        own = getattr(acting, "execute", None)
-        return self._options.execute or (own if isinstance(own, int) else None)
 
 
 def _tell(episode: RunningEpisode) -> None:

@@ -24,6 +24,7 @@ from polyarm.compat.ript.results import Tally
 from polyarm.contracts import EpisodeKey, Policy
 from polyarm.errors import InvalidCall, WorkerError
 from polyarm.policies.loading import load_policy
+from polyarm.rollout.acting import check_specs
 from polyarm.rollout.episode import RunningEpisode
 from polyarm.rollout.options import EvalOptions
 from polyarm.rollout.plan import group_tasks
@@ -273,8 +274,7 @@ class LiberoRunner:
                 self._loaded[policy] = load_policy(policy, description.action_space)
             policy = self._loaded[policy]
         acting = as_ript_policy(policy, sampling=self._sampling)
-        if (check := getattr(acting, "check_spec", None)) is not None:
-            check(self._spec)
+        check_specs(acting, [self._spec])
         return acting
 
     def _planned(self, env_id: int, states: Any, *, random_init: bool) -> Planned:
