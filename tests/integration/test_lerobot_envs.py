@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import av
@@ -313,6 +314,9 @@ ENV_ARGUMENTS = (
 )
 
 
+EVAL_EVERY = "eval_freq" if version("lerobot").startswith("0.4.") else "env_eval_freq"
+
+
 @pytest.mark.frames
 @pytest.mark.slow
 def test_lerobot_eval_runs_unchanged_on_our_envs(checkpoint, tmp_path):
@@ -371,7 +375,7 @@ def test_lerobot_train_evaluates_on_our_envs(checkpoint, dataset, tmp_path):
         "--policy.push_to_hub=false",
         "--eval.batch_size=2",
         "--eval.n_episodes=2",
-        *("--steps=1", "--eval_freq=1", "--batch_size=2", "--num_workers=0"),
+        *("--steps=1", f"--{EVAL_EVERY}=1", "--batch_size=2", "--num_workers=0"),
         "--save_checkpoint=false",
         f"--output_dir={tmp_path / 'run'}",
     )

@@ -169,10 +169,13 @@ def test_a_policy_of_lerobot_learns_from_it(watched, read):
         warnings.simplefilter("ignore")
         import torch
         from lerobot.configs.types import FeatureType
-        from lerobot.datasets.utils import dataset_to_policy_features
         from lerobot.policies.act.configuration_act import ACTConfig
         from lerobot.policies.act.modeling_act import ACTPolicy
         from lerobot.policies.act.processor_act import make_act_pre_post_processors
+    try:
+        from lerobot.utils.feature_utils import dataset_to_policy_features
+    except ImportError:  # 0.4
+        from lerobot.datasets.utils import dataset_to_policy_features
     dataset = read(root, delta_timestamps={"action": [step / 80 for step in range(4)]})
     features = dataset_to_policy_features(dataset.meta.features)
     assert {name: feature.shape for name, feature in features.items()} == {
