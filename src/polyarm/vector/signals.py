@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import os
 import struct
+from collections import deque
+
+Completion = tuple[int, int, int]
 
 _COMPLETION = struct.Struct("=IIQ")
+_BUFFER_NBYTES = 4096 * _COMPLETION.size
+_NONE = (2**32 - 1, 2**32 - 1, 2**64 - 1)
+"""What an unused part of the buffer reads as."""
 
 
 class Doorbell:
@@ -41,14 +47,29 @@ class Completions:
     def __init__(self) -> None:
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
+        self._blank = bytes([0xFF]) * _BUFFER_NBYTES
+        self._buffer = bytearray(self._blank)
+        self._view = memoryview(self._buffer)
+        self._reading = False
 
-    def take(self) -> list[tuple[int, int, int]]:
-        """All completions that have arrived; never blocks."""
-        try:
-            data = os.read(self.read_fd, 65536)
-        except BlockingIOError:
-            return []
-        return list(_COMPLETION.iter_unpack(data))
+    def take(self, inbox: deque[Completion]) -> None:
+        """Add all completions that have arrived to ``inbox``; never blocks.
+
+        An interrupt may come right after they have been read, before anybody knows how many there
+        are. So they are read into a buffer that stays, and the next call finds them there. Some may
+        then be added twice.
+        """
+        if self._reading:
+            filled = self._left_over()
+        else:
+            self._reading = True
+            try:
+                filled = os.readv(self.read_fd, (self._buffer,))
+            except BlockingIOError:
+                filled = 0
+        inbox.extend(_COMPLETION.iter_unpack(self._view[:filled]))
+        self._view[:filled] = self._blank[:filled]
+        self._reading = False
 
     def close(self) -> None:
         """Close both ends."""
@@ -56,3 +77,9 @@ class Completions:
             if fd >= 0:
                 os.close(fd)
         self.read_fd = self.write_fd = -1
+
+    def _left_over(self) -> int:
+        """Bytes in the buffer, up to the first completion that was never written."""
+        found = _COMPLETION.iter_unpack(self._buffer)
+        number = next((place for place, each in enumerate(found) if each == _NONE), None)
+        return _BUFFER_NBYTES if number is None else number * _COMPLETION.size

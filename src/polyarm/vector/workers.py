@@ -20,7 +20,7 @@ from polyarm.vector.board import Board, Command, Op, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.memory import Block, Mail
-from polyarm.vector.signals import Completions
+from polyarm.vector.signals import Completion, Completions
 from polyarm.vector.slot import SlotSettings
 from polyarm.vector.supervisor import Supervisor
 from polyarm.vector.worker import SlotPlan
@@ -29,8 +29,6 @@ from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 log = logging.getLogger("polyarm")
 
 _SEQUENCE = int(Command.SEQUENCE)
-
-Announcement = tuple[int, int, int]
 
 
 class WorkerEngine:
@@ -56,8 +54,8 @@ class WorkerEngine:
         self._owner = [worker for worker in self._workers for _ in worker.slots]
         self._everybody = {worker: list(worker.slots) for worker in self._workers}
         self.done: list[Done] = []
-        self._awaited: dict[Announcement, Sequence[int]] = {}
-        self._inbox: deque[Announcement] = deque()
+        self._awaited: dict[Completion, Sequence[int]] = {}
+        self._inbox: deque[Completion] = deque()
         smallest = min(options.step_timeout_s, options.reset_timeout_s, options.build_timeout_s)
         self._check_every_s = min(max(smallest / 8, 0.005), 0.5)
         self._checked_at = 0.0
@@ -229,24 +227,37 @@ class WorkerEngine:
             self._supervisor.check_deadlines(now, self._busy())
 
     def _take_completions(self) -> None:
+        """Enter the answers that have arrived.
+
+        An interrupt must not lose what is not yet entered: an announcement stays in the inbox until
+        it is dealt with, and what must not be torn apart has no call and no loop in it.
+        """
         words, results_at, inbox = self.board.words, self._results_at, self._inbox
-        inbox.extend(self._completions.take())
-        while inbox:  # kept on the engine: an interrupt must not lose what is not yet entered
-            announcement = inbox.popleft()
-            # What is not awaited comes from a worker that has been replaced, and is dropped.
-            slots = self._awaited.pop(announcement, None)
-            if slots is None:
-                continue
-            worker = self._workers[announcement[0]]
-            if announcement[2] == worker.ready_sequence:
-                self._on_built(worker)
-                continue
-            for slot in slots:
-                at = results_at[slot]
-                if words[at + Result.FAILED] or words[at + Result.SEQUENCE] != announcement[2]:
-                    self._on_trouble(worker, slot, announcement[2])
+        awaited = self._awaited
+        self._completions.take(inbox)
+        while inbox:
+            announcement = inbox[0]
+            # What is not awaited was dealt with, or comes from a worker that has been replaced.
+            slots = awaited.get(announcement)
+            if slots is not None:
+                worker, sequence = self._workers[announcement[0]], announcement[2]
+                if sequence == worker.ready_sequence:
+                    del awaited[announcement]
+                    self._on_built(worker)
                 else:
-                    self.done.append((slot, None))
+                    well: list[Done] = []
+                    trouble = []
+                    for slot in slots:
+                        at = results_at[slot]
+                        if words[at + Result.FAILED] or words[at + Result.SEQUENCE] != sequence:
+                            trouble.append(slot)
+                        else:
+                            well.append((slot, None))
+                    del awaited[announcement]
+                    self.done += well
+                    for slot in trouble:
+                        self._on_trouble(worker, slot, sequence)
+            inbox.popleft()
 
     def _on_built(self, worker: WorkerState) -> None:
         failed = [slot for slot in worker.slots if self.board.results[slot, Result.FAILED]]
