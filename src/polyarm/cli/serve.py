@@ -18,6 +18,7 @@ from polyarm.serving.options import ServeOptions
 if TYPE_CHECKING:
     import gymnasium
 
+    from polyarm.contracts import Policy
     from polyarm.serving.server import PolicyServer
 
 API_KEY = "POLYARM_API_KEY"
@@ -34,6 +35,8 @@ class ServeCommand:
         action_size: Numbers in an action, instead of a task.
         suite_options: Options of the suite as NAME=VALUE, such as control=absolute.
         chunk: Actions per decision of the built-in policies.
+        gpus: GPUs by number, each of which gets a copy of the policy; clients are shared out among
+            them. By default one copy, where the policy itself puts it.
         api_key_file: A file that holds the key clients must send; else $POLYARM_API_KEY, if set.
         server: Where and how it serves.
     """
@@ -43,6 +46,7 @@ class ServeCommand:
     action_size: int | None = None
     suite_options: tuple[str, ...] = ()
     chunk: int = 1
+    gpus: tuple[int, ...] = ()
     api_key_file: Path | None = None
     server: tyro.conf.OmitArgPrefixes[ServeOptions] = field(default_factory=ServeOptions)
 
@@ -50,11 +54,18 @@ class ServeCommand:
 def run(command: ServeCommand) -> int:
     """Serve until a signal; returns the exit code."""
     from polyarm.policies.loading import load_policy
+    from polyarm.serving.batching import Replica
+    from polyarm.serving.replicas import on_gpus
     from polyarm.serving.server import PolicyServer, is_loopback
 
     errors = console.console(stderr=True)
     key, space = _api_key(command), _space(command)
-    policy = load_policy(command.policy, space, chunk=command.chunk)
+
+    def load() -> Policy:
+        return load_policy(command.policy, space, chunk=command.chunk)
+
+    replicas = on_gpus(command.gpus, load) if command.gpus else [Replica(load())]
+    policy = replicas[0].policy
     try:
         server = PolicyServer(
             policy,
@@ -62,6 +73,7 @@ def run(command: ServeCommand) -> int:
             command.server,
             api_key=key,
             fingerprint=_fingerprint(command.policy, policy),
+            replicas=replicas,
         )
         console.log_to(errors)
         if not key and not is_loopback(command.server.host):
@@ -70,8 +82,9 @@ def run(command: ServeCommand) -> int:
             )
         asyncio.run(_serve(server, command, errors))
     finally:
-        if hasattr(policy, "close"):
-            policy.close()
+        for replica in replicas:
+            if callable(close := getattr(replica.policy, "close", None)):
+                close()
     return 0
 
 

@@ -232,6 +232,20 @@ def _tensors(value: Any, device: Any, *, clone: bool) -> Any:
     return value.to(device, copy=clone)
 
 
+def use_gpu(index: int) -> None:
+    """Make a GPU the current one of this thread: what moves to ``"cuda"`` goes there.
+
+    Raises:
+        InvalidCall: There is no such GPU.
+        MissingExtra: PyTorch is not installed.
+    """
+    torch = _torch()
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        raise InvalidCall(f"there is no GPU {index} for PyTorch, which sees {count}")
+    torch.cuda.set_device(index)
+
+
 def to_host(value: Any) -> Any:
     """A tensor of any device and type as an array; anything else as it is."""
     if not hasattr(value, "detach"):

@@ -1,11 +1,12 @@
 """Requests of many clients become few decisions of one policy.
 
-All calls of the policy are made by one thread, in order: a policy need not know of threads.
+All calls of a policy are made by one thread, in order: a policy need not know of threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import queue
 import threading
@@ -76,28 +77,29 @@ class Batcher:
     """Gathers requests and asks the policy about them; `run` must be running.
 
     Args:
-        policy: What decides.
+        replica: What decides, and the thread it does so in.
         space: Action space of a single env; answers are checked against it.
         options: How many, and how long to wait.
         due: How many clients may ask: if all of them wait, nobody else will come.
-
-    Attributes:
         metrics: Where decisions are counted.
     """
 
     def __init__(
         self,
-        policy: Policy,
+        replica: Replica,
         space: gymnasium.Space[Any],
         options: ServeOptions,
         due: Callable[[], int],
+        metrics: Metrics,
     ) -> None:
         self._options = options
         self._due = due
         self._queue: asyncio.Queue[_Request] = asyncio.Queue(options.max_queue)
-        self._caller = PolicyCaller(policy, space, max_batch=options.max_batch, timeout_s=None)
-        self._thread = PolicyThread()
-        self.metrics = Metrics(self.waiting, due)
+        self._caller = PolicyCaller(
+            replica.policy, space, max_batch=options.max_batch, timeout_s=None
+        )
+        self._thread = replica.thread
+        self._metrics = metrics
 
     def waiting(self) -> int:
         """How many requests wait."""
@@ -165,8 +167,8 @@ class Batcher:
             return
         finally:
             seconds = time.perf_counter() - began
-            self.metrics.batch_rows.add(len(requests))
-            self.metrics.act_s.add(seconds)
+            self._metrics.batch_rows.add(len(requests))
+            self._metrics.act_s.add(seconds)
         for row, request in enumerate(requests):
             own = {name: values[row] for name, values in extras.items()}
             if not request.answer.done():
@@ -180,11 +182,23 @@ class PolicyThread:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    def run(self, function: Callable[[], T]) -> T:
+        """What the function returns or raises, in that thread; waits for it."""
+        self._start()
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(function())
+            except BaseException as error:  # noqa: BLE001  it belongs to whoever called
+                answer.set_exception(error)
+
+        self._calls.put(work)
+        return answer.result()
+
     async def call(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises, in that thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="polyarm-policy", daemon=True)
-            self._thread.start()
+        """The same, without keeping an event loop waiting."""
+        self._start()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -215,9 +229,27 @@ class PolicyThread:
             self._thread.join(_STOP_S)
             self._thread = None
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="polyarm-policy", daemon=True)
+            self._thread.start()
+
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A policy, and the thread that asks it.
+
+    Attributes:
+        policy: What decides.
+        thread: Where; PyTorch's current GPU is the thread's own.
+    """
+
+    policy: Policy
+    thread: PolicyThread = field(default_factory=PolicyThread)
 
 
 def _batch(requests: Sequence[_Request]) -> Batch:

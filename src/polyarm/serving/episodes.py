@@ -13,18 +13,19 @@ from typing import Any
 
 from polyarm.contracts import EpisodeKey
 from polyarm.errors import WireError
-from polyarm.serving.batching import Batcher, ServedEpisode
+from polyarm.serving.batching import ServedEpisode
+from polyarm.serving.replicas import Replicas
 
 
 class Episodes:
     """All episodes that run, by key.
 
     Args:
-        batcher: Tells the policy.
+        replicas: Tells the policy.
     """
 
-    def __init__(self, batcher: Batcher) -> None:
-        self._batcher = batcher
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
         self._running: set[EpisodeKey] = set()
         self._numbers = itertools.count()
 
@@ -52,7 +53,7 @@ class Episodes:
     async def end(self, episode: ServedEpisode) -> None:
         """A client has left it."""
         self._running.discard(episode.key)
-        await self._batcher.end(episode.key)
+        await self._replicas.end(episode.key)
 
     async def _begin(self, told: EpisodeKey | None) -> ServedEpisode:
         key = told or EpisodeKey("remote", "episode", next(self._numbers))
@@ -62,7 +63,7 @@ class Episodes:
             key = replace(key, task=f"{key.task}~{next(self._numbers)}")
         self._running.add(key)
         try:
-            await self._batcher.begin(key)
+            await self._replicas.begin(key)
         except BaseException:
             self._running.discard(key)
             raise

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,15 +24,16 @@ from typing import Any
 import gymnasium
 
 from polyarm import __version__
-from polyarm.contracts import Policy
+from polyarm.contracts import EpisodeKey, Policy
 from polyarm.errors import InvalidCall, PolicyError, PolyarmError, StorageError, WireError
 from polyarm.policies import wire
 from polyarm.policies.fingerprints import policy_fingerprint
 from polyarm.policies.mapping import ObservationMapping, digest, load_mapping
-from polyarm.serving.batching import Batcher, Decision, ServedEpisode
+from polyarm.serving.batching import Decision, Replica, ServedEpisode
 from polyarm.serving.episodes import Episodes
 from polyarm.serving.metrics import Metrics
 from polyarm.serving.options import ServeOptions
+from polyarm.serving.replicas import Replicas
 
 log = logging.getLogger("polyarm")
 
@@ -51,6 +52,7 @@ class PolicyServer:
         options: Where and how.
         api_key: What clients must send; "" lets everybody in.
         fingerprint: What is served, for the results of clients; by default the policy's.
+        replicas: The policy and equal ones that share its clients; by default it alone.
 
     Attributes:
         port: Where it listens, once it does.
@@ -67,6 +69,7 @@ class PolicyServer:
         *,
         api_key: str = "",
         fingerprint: Any = None,
+        replicas: Sequence[Replica] = (),
     ) -> None:
         if getattr(policy, "expert_steps", 0):
             raise InvalidCall("an expert acts inside its env and cannot be served")
@@ -76,12 +79,12 @@ class PolicyServer:
         self._options = options
         self._api_key = api_key
         self._mapping = mapping
-        self._batcher = Batcher(policy, space, options, self._due)
-        self._episodes = Episodes(self._batcher)
-        self._metadata = wire.pack({"polyarm": _about(policy, mapping, fingerprint)})
-        self._metrics = Metrics(self._batcher.waiting, lambda: len(self._clients))
-        self._batcher.metrics = self._metrics
         self._clients: dict[Any, _Client] = {}
+        self._metrics = Metrics(self._waiting, lambda: len(self._clients))
+        deciding = replicas or [Replica(policy)]
+        self._replicas = Replicas(deciding, space, options, self._due, self._metrics)
+        self._episodes = Episodes(self._replicas)
+        self._metadata = wire.pack({"polyarm": _about(policy, mapping, fingerprint)})
         self._draining = self._gone = False
         self.port = options.port
 
@@ -97,10 +100,20 @@ class PolicyServer:
         """What ``/metrics`` says."""
         return self._metrics.text()
 
-    def _due(self) -> int:
-        """How many clients may ask at any moment: not those that have been silent for long."""
+    def _waiting(self) -> int:
+        return self._replicas.waiting()
+
+    def _due(self, of: Callable[[EpisodeKey], bool]) -> int:
+        """How many clients in such episodes may ask: not those that have been silent for long.
+
+        Those that have just come are in no episode yet, and may soon be in one of these.
+        """
         since = time.perf_counter() - _SILENT_S
-        return sum(client.busy or client.answered_at > since for client in self._clients.values())
+        return sum(
+            client.busy or client.answered_at > since
+            for client in self._clients.values()
+            if client.episode is None or of(client.episode.key)
+        )
 
     async def run(self, stop: asyncio.Event, started: asyncio.Event | None = None) -> None:
         """Serve until ``stop`` is set, then answer what is under way and leave.
@@ -113,7 +126,7 @@ class PolicyServer:
             StorageError: The port cannot be had.
         """
         websockets = wire.library("websockets.asyncio.server")
-        batching = asyncio.create_task(self._batcher.run())
+        batching = asyncio.create_task(self._replicas.run())
         try:
             try:
                 server = await websockets.serve(
@@ -142,7 +155,7 @@ class PolicyServer:
         finally:
             batching.cancel()
             await asyncio.wait([batching])
-            self._batcher.close()
+            self._replicas.close()
 
     async def _drain(self, server: Any) -> None:
         self._draining = True
@@ -238,7 +251,7 @@ class PolicyServer:
             raise WireError(f"a {type(request).__qualname__}; a request is a map of observations")
         obs, instruction = self._mapping.observation(request)
         client.episode = episode = await self._episodes.next(client.episode, request)
-        decision = await self._batcher.decide(episode, obs, instruction)
+        decision = await self._replicas.decide(episode, obs, instruction)
         episode.steps += 1
         return _reply(decision, client.seconds)
 
@@ -262,14 +275,19 @@ class _Client:
 
 @contextmanager
 def serving(
-    policy: Policy, space: gymnasium.Space[Any], options: ServeOptions, *, api_key: str = ""
+    policy: Policy,
+    space: gymnasium.Space[Any],
+    options: ServeOptions,
+    *,
+    api_key: str = "",
+    replicas: Sequence[Replica] = (),
 ) -> Iterator[PolicyServer]:
     """A server in a thread of its own, for the time of a ``with`` block.
 
     Raises:
         StorageError: The port cannot be had.
     """
-    server = PolicyServer(policy, space, options, api_key=api_key)
+    server = PolicyServer(policy, space, options, api_key=api_key, replicas=replicas)
     runner, stop, started = asyncio.Runner(), asyncio.Event(), threading.Event()
     loop = runner.get_loop()
     failures: list[BaseException] = []
