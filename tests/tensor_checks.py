@@ -190,6 +190,26 @@ def check_actions_of_any_kind(device):
             raise AssertionError(f"{wrong} was accepted")
 
 
+def check_the_settings_of_the_trainer_do_not_matter(device):
+    """Made in inference mode, used outside of it; with another default dtype and device."""
+    with make() as envs:
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device(device)
+        try:
+            tensors = envs.to_torch(device)
+            with torch.inference_mode():
+                tensors.reset(seed=0)
+                tensors.step(torch.zeros((NUM_ENVS, 2)))
+            for _ in range(3):
+                obs, *_ = tensors.step(torch.zeros((NUM_ENVS, 2)))
+        finally:
+            torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
+        expected = frames(np.arange(NUM_ENVS), np.full(NUM_ENVS, 4)).transpose(0, 3, 1, 2)
+        exact = torch.from_numpy(expected.astype(np.float32) / np.float32(255))
+        assert torch.equal(obs["pixels/front"].cpu(), exact)
+
+
 CHECKS = [
     check_frames_are_those_of_their_step,
     check_frames_have_the_exact_values,
@@ -197,6 +217,7 @@ CHECKS = [
     check_every_frame_of_growing_chunks,
     check_a_ring_that_is_carried_over,
     check_actions_of_any_kind,
+    check_the_settings_of_the_trainer_do_not_matter,
 ]
 
 

@@ -193,8 +193,10 @@ class DeviceCopies:
         count = math.prod(source.shape[1:])
         held = half.buffers.get(leaf.path)
         if held is None or held.numel() < count:
-            dtype = self._torch.from_numpy(np.empty(0, leaf.dtype)).dtype
-            held = self._torch.empty(count, dtype=dtype, device=self.device)
+            torch = self._torch
+            dtype = torch.from_numpy(np.empty(0, leaf.dtype)).dtype
+            with torch.inference_mode(mode=False):  # what is made inside can't be filled outside
+                held = torch.empty(count, dtype=dtype, device=self.device)
             half.buffers[leaf.path] = held
         return held
 

@@ -134,7 +134,7 @@ class Tensors:
         self._space = space
         self._device = device
         self._format = frames
-        self._scale = self._torch.full((), 255.0, device=device)
+        self._scale = self._torch.tensor(255.0, dtype=self._torch.float32, device=device)
 
     def of(self, obs: Any) -> Any:
         """An observation's arrays as tensors: on the CPU, views where nothing changes.

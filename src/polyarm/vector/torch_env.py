@@ -147,7 +147,7 @@ def to_host(actions: Any) -> Any:
             value = value.float()  # NumPy has no bfloat16, and float32 holds every value of it
         if not value.is_cuda:
             return value.cpu().numpy()
-        pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         pinned.copy_(value, non_blocking=True)
         streams.add(torch.cuda.current_stream(value.device))
         return pinned.numpy()
