@@ -5,11 +5,14 @@ python tests/tensor_checks.py cuda
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 import traceback
 import warnings
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -210,6 +213,26 @@ def check_the_settings_of_the_trainer_do_not_matter(device):
         assert torch.equal(obs["pixels/front"].cpu(), exact)
 
 
+def check_a_killed_worker_is_replaced_by_one_that_knows_nothing_of_cuda(device):
+    """Workers come from a process of their own, whatever the trainer has done by then."""
+    no_action = np.zeros((NUM_ENVS, 2), np.float32)
+    others = np.arange(1, NUM_ENVS)
+    with make(num_workers=NUM_ENVS) as envs:
+        tensors = envs.to_torch(device, dtype="uint8", channels_first=False)
+        tensors.reset(seed=0)
+        os.kill(envs.worker_pids[0], signal.SIGKILL)
+        failures = 0
+        for step in range(1, 6):
+            obs, *_, info = tensors.step(no_action)
+            failures += "error" in info and info["error"][0] is not None
+            rest = {key: value[1:] for key, value in obs.items()}
+            assert_frames(rest, others, np.full(len(others), step))
+        assert failures == 1
+        assert obs["state"][0, 1] >= 2  # it steps again
+        for pid in envs.worker_pids:
+            assert "libcuda" not in Path(f"/proc/{pid}/maps").read_text()
+
+
 CHECKS = [
     check_frames_are_those_of_their_step,
     check_frames_have_the_exact_values,
@@ -218,6 +241,7 @@ CHECKS = [
     check_a_ring_that_is_carried_over,
     check_actions_of_any_kind,
     check_the_settings_of_the_trainer_do_not_matter,
+    check_a_killed_worker_is_replaced_by_one_that_knows_nothing_of_cuda,
 ]
 
 
