@@ -432,7 +432,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             dtype: What frames are given in: float32, bfloat16, float16 or uint8, as a name or a
                 dtype of PyTorch. Other leaves keep theirs.
             channels_first: Whether frames are ``(…, C, H, W)``.
-            normalize: Whether frames are divided by 255; None unless they stay uint8.
+            normalize: Whether frames are divided by 255; None means unless they stay uint8.
 
         Raises:
             MissingExtra: PyTorch is not installed.
