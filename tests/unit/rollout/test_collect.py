@@ -166,3 +166,23 @@ def test_an_ordered_group_that_is_dropped_does_not_hold_up_those_behind_it(caplo
         groups = list(collect(Noisy(), source, group_size=2, env=env, ordered=True))
     assert [group.key.index for group in groups] == [1, 2, 3]
     assert "dropping the group of callable/SometimesBroken#0" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["send", "send_reset", "recv"])
+@pytest.mark.parametrize("done", [False, True])
+def test_an_interrupt_around_any_call_leaves_the_env_usable(make, monkeypatch, call, done):
+    with make() as env:
+        real, calls = getattr(env, call), itertools.count()
+
+        def interrupted(*args, **kwargs):
+            last = next(calls) == 2
+            result = real(*args, **kwargs) if done or not last else None
+            if last:
+                raise KeyboardInterrupt
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(env, call, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                list(collect(Noisy(), keys(None), group_size=3, env=env))
+        assert len(list(collect(Noisy(), keys(4), group_size=3, env=env))) == 4
