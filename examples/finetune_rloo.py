@@ -8,7 +8,7 @@
 
 Examples:
   python examples/finetune_rloo.py
-  python examples/finetune_rloo.py --task metaworld/coffee-push-v3 --algorithm grpo --out actor.pt
+  python examples/finetune_rloo.py --algorithm grpo --seed 1 --out actor.pt
 """
 
 # ruff: noqa: T201  (an example talks to whoever runs it)
@@ -137,7 +137,9 @@ def clipped_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
 
-def play(policy: TorchPolicy, env: polyarm.VectorEnv, options: Options, iteration: int):
+def play(
+    policy: TorchPolicy, env: polyarm.VectorEnv, options: Options, iteration: int
+) -> list[polyarm.RolloutGroup]:
     """Groups that teach something, each time of new initial states."""
     began, rates = time.perf_counter(), []
 
