@@ -11,7 +11,6 @@ Examples:
   python examples/finetune_rloo.py --algorithm grpo --seed 1 --out actor.pt
 """
 
-# ruff: noqa: T201  (an example talks to whoever runs it)
 import sys
 import time
 from dataclasses import dataclass
