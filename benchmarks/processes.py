@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from pathlib import Path
 
 
@@ -55,4 +56,12 @@ def private_memory(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
+    return 0
+
+
+def gpu_memory_mib() -> int:
+    """Memory in use on all NVIDIA GPUs together, by whomever; 0 without one."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return sum(int(line) for line in subprocess.check_output(query, text=True).split())
     return 0
