@@ -128,7 +128,9 @@ def shapes(workers: list[int]) -> list[tuple[int, int]]:
 
 
 def engine(stack: ExitStack, workers: int, num_envs: int, cameras: tuple[str, ...] = ()) -> Engine:
-    others, gpu_mib, began = descendants(os.getpid()), gpu_memory_mib(), time.perf_counter()
+    others = descendants(os.getpid())
+    gpu_mib = gpu_memory_mib() if cameras else 0
+    began = time.perf_counter()
     envs = stack.enter_context(
         polyarm.make_vec(
             f"metaworld/{TASK}",
@@ -144,7 +146,8 @@ def engine(stack: ExitStack, workers: int, num_envs: int, cameras: tuple[str, ..
     step()
     mine = set(descendants(os.getpid())).difference(others)
     pss_nbytes = proportional_memory(sorted(mine))
-    return Engine(envs, workers, step, start_s, pss_nbytes, gpu_memory_mib() - gpu_mib)
+    gpu_mib = gpu_memory_mib() - gpu_mib if cameras else 0
+    return Engine(envs, workers, step, start_s, pss_nbytes, gpu_mib)
 
 
 def peer(stack: ExitStack, num_envs: int) -> Callable[[], int]:
