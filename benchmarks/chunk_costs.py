@@ -69,7 +69,6 @@ def profile(
     """Run whole multiples of ``calls`` chunks, for ``seconds`` at least."""
     made, wall, cpu, slowest = 0, 0.0, 0.0, 0.0
     chunks, parts = 0, np.zeros(4)
-    step()
     while wall < seconds or chunks % calls:
         began, cpu_began = time.perf_counter(), time.process_time()
         made += step()
@@ -78,9 +77,9 @@ def profile(
         chunks += 1
         spent = envs.timings_ns()  # groups of slots are neighbours, all of one size
         per_worker = {name: ns.reshape(workers, -1).sum(1) for name, ns in spent.items()}
-        slowest += per_worker["total"].max()
+        slowest += float(per_worker["total"].max())
         parts += [per_worker[name].mean() for name in ("total", "sim", "frames", "obs")]
-    total, sim, frames, obs = parts / chunks / 1e9
+    total, sim, frames, obs = (parts / chunks / 1e9).tolist()
     return ChunkCosts(
         workers=workers,
         envs=envs.num_envs,

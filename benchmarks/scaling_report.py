@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,7 @@ from host_model import HostModel, fit, least_squares
 import polyarm
 from polyarm.vector.host import cores
 
-EPISODE_CALLS = 64
-"""Calls per episode of 500 steps: 62 whole chunks, one of 4 steps, one reset."""
-STEPS_PER_CALL = 500 / EPISODE_CALLS
+EPISODE_STEPS = 500
 HOST_CORES = (16, 32, 64, 128)
 NUM_ENVS = (64, 128, 256, 512, 1024)
 
@@ -28,7 +26,6 @@ class Engine:
     Attributes:
         envs: The vector env.
         workers: Its worker processes.
-        step: Makes a chunk; returns the number of env steps.
         start_s: Until the first observations.
         pss_nbytes: Proportional memory of all its processes.
         gpu_mib: By how much the GPUs' memory in use grew.
@@ -36,7 +33,6 @@ class Engine:
 
     envs: polyarm.VectorEnv
     workers: int
-    step: Callable[[], int]
     start_s: float
     pss_nbytes: int
     gpu_mib: int
@@ -46,6 +42,14 @@ def ladder() -> list[int]:
     """1, 2, 4 … cores."""
     most = cores()
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+def episode_calls(chunk: int) -> int:
+    """Calls per episode: of 500 steps in chunks of 8, 62 whole ones, one of 4 and one reset."""
+    return -(-EPISODE_STEPS // chunk) + 1
+
+
+STEPS_PER_CALL = EPISODE_STEPS / episode_calls(8)
 
 
 def name(workers: int, num_envs: int) -> str:
@@ -175,10 +179,9 @@ def test_model(
             key = name(most, one.envs)
             predicted = smaller.rate(most, one.envs, step_s[most], STEPS_PER_CALL)
             errors[f"{key}_from_half_the_workers"] = predicted / rates[key] - 1
-    largest = max(costs, key=lambda one: one.envs)
-    key = name(most, largest.envs)
-    predicted = fewer.rate(most, largest.envs, step_s[most], STEPS_PER_CALL)
-    errors[f"{key}_from_fewer_envs"] = predicted / rates[key] - 1
+            if one.envs > 4 * most:
+                predicted = fewer.rate(most, one.envs, step_s[most], STEPS_PER_CALL)
+                errors[f"{key}_from_fewer_envs"] = predicted / rates[key] - 1
     rows = [(key, f"{100 * error:+.1f} %") for key, error in errors.items()]
     measure.print_table("error of predictions from smaller measurements", rows)
     return errors
