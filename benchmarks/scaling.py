@@ -39,7 +39,7 @@ from efficiency import (
 )
 from gymnasium.vector import AsyncVectorEnv
 from metaworld_envs import OPTIONS, TASK, PlainEnv
-from processes import descendants, gpu_memory_mib, proportional_memory
+from processes import descendants, gpu_memory_mib
 from scaling_report import Engine, episode_calls, ladder, name
 
 import polyarm
@@ -107,7 +107,7 @@ def state_study(options: argparse.Namespace) -> dict[str, Any]:
             runs[f"async_{num_envs}"] = partial(measure.rate, peer(stack, num_envs), seconds)
         results = measure.interleave(told(runs), options.rounds)
         costs = profiles(engines, seconds, episode_calls(CHUNK))
-    return scaling_report.state(results, costs, {**engines, "worker_per_env": alone})
+        return scaling_report.state(results, costs, {**engines, "worker_per_env": alone})
 
 
 def frames_study(options: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def frames_study(options: argparse.Namespace) -> dict[str, Any]:
             runs[key] = partial(measure.rate, step, options.seconds)
         results = measure.interleave(told(runs), min(3, options.rounds))
         costs = profiles(engines, options.seconds, 1)
-    return scaling_report.frames(results, costs, engines)
+        return scaling_report.frames(results, costs, engines)
 
 
 def shapes(*, quick: bool) -> list[tuple[int, int]]:
@@ -150,11 +150,10 @@ def engine(stack: ExitStack, workers: int, num_envs: int, cameras: tuple[str, ..
     envs.reset()
     start_s = time.perf_counter() - began
     envs.step_chunk(random_actions(num_envs)[:CHUNK].swapaxes(0, 1))
-    mine = set(descendants(os.getpid())).difference(others)
-    pss_nbytes = proportional_memory(sorted(mine))
+    mine = tuple(set(descendants(os.getpid())).difference(others))
     gpu_mib = gpu_memory_mib() - gpu_mib if cameras else 0
     tell(f"{name(workers, num_envs)} started in {start_s:.2f} s")
-    return Engine(envs, workers, start_s, pss_nbytes, gpu_mib)
+    return Engine(envs, workers, start_s, mine, gpu_mib)
 
 
 def peer(stack: ExitStack, num_envs: int) -> Callable[[], int]:

@@ -10,6 +10,7 @@ from typing import Any
 import measure
 from chunk_costs import ChunkCosts
 from host_model import HostModel, fit, least_squares
+from processes import proportional_memory
 
 import polyarm
 from polyarm.vector.host import cores
@@ -27,15 +28,19 @@ class Engine:
         envs: The vector env.
         workers: Its worker processes.
         start_s: Until the first observations.
-        pss_nbytes: Proportional memory of all its processes.
+        pids: All its processes.
         gpu_mib: By how much the GPUs' memory in use grew.
     """
 
     envs: polyarm.VectorEnv
     workers: int
     start_s: float
-    pss_nbytes: int
+    pids: tuple[int, ...]
     gpu_mib: int
+
+    def pss_mib(self) -> float:
+        """Proportional memory of all its processes now; forked ones own more as time goes by."""
+        return proportional_memory(list(self.pids)) / 2**20
 
 
 def ladder() -> list[int]:
@@ -84,12 +89,13 @@ def state(
     print_shares(costs)
     measure.print_table("figures", [(key, f"{value:.3f}") for key, value in figures.items()])
     model = fit(list(costs.values()), step_s)
-    memory = linear(engines, [one.pss_nbytes / 2**20 for one in engines.values()])
+    started = starts(engines)
+    memory = linear(engines, [one["pss_mib"] for one in started.values()])
     start = linear(engines, [one.start_s for one in engines.values()])
     print_model(model, memory, start, step_s)
     return {
         **figures,
-        "prediction_error": test_model(results, list(costs.values()), step_s),
+        "prediction_error": prediction_errors(results, list(costs.values()), step_s),
         "env_steps_per_s": measure.medians(results),
         "shares": {key: one.shares() for key, one in costs.items()},
         "parent_us": {key: one.parent_s * 1e6 for key, one in costs.items()},
@@ -97,7 +103,7 @@ def state(
         "predicted": predict(model, memory, step_s[most]),
         "pss_mib": dict(zip(("fixed", "per_worker", "per_env"), memory, strict=True)),
         "start_s": dict(zip(("fixed", "per_worker", "per_env"), start, strict=True)),
-        "started": starts(engines),
+        "started": started,
     }
 
 
@@ -108,9 +114,10 @@ def frames(
     most = cores()
     print_rates(f"one 256×256 frame per chunk of 8, {most} cores: env-steps/s", results, costs)
     print_shares(costs)
+    started = starts(engines)
     rows = [
-        (key, f"{one.start_s:6.2f} s{one.pss_nbytes / 2**20:8.0f} MiB{one.gpu_mib:8} MiB")
-        for key, one in engines.items()
+        (key, "{start_s:6.2f} s{pss_mib:8.0f} MiB{gpu_mib:8.0f} MiB".format(**one))
+        for key, one in started.items()
     ]
     measure.print_table("start, memory (PSS) and memory on GPUs", rows)
     return {
@@ -118,7 +125,7 @@ def frames(
         "env_steps_per_s": measure.medians(results),
         "shares": {key: one.shares() for key, one in costs.items()},
         "parent_us": {key: one.parent_s * 1e6 for key, one in costs.items()},
-        "started": starts(engines),
+        "started": started,
     }
 
 
@@ -165,7 +172,7 @@ def print_model(
     )
 
 
-def test_model(
+def prediction_errors(
     results: measure.Rounds, costs: Sequence[ChunkCosts], step_s: Mapping[int, float]
 ) -> dict[str, float]:
     """How wrong the model is where it was not fitted: predicted over measured, less one."""
@@ -218,10 +225,11 @@ def linear(engines: Mapping[str, Engine], values: Sequence[float]) -> list[float
 
 
 def starts(engines: Mapping[str, Engine]) -> dict[str, dict[str, float]]:
+    """What each engine took to start, and holds by now."""
     return {
         key: {
             "start_s": one.start_s,
-            "pss_mib": one.pss_nbytes / 2**20,
+            "pss_mib": one.pss_mib(),
             "gpu_mib": float(one.gpu_mib),
         }
         for key, one in engines.items()
