@@ -18,7 +18,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -61,7 +61,8 @@ class BareLoops:
 
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.send(None)
+            with suppress(BrokenPipeError):  # ended by the signal that ends this process
+                pipe.send(None)
         for process in self._processes:
             process.join(10)
 

@@ -7,8 +7,11 @@ loop per core. AsyncVectorEnv runs beside, and so does a lockstep without any en
 core and a pipe, nothing else. A model (host_model.py) is fitted to the measurements; fitted to the
 smaller ones alone, it is tested on the largest.
 
+The figures come first, then the rest; stderr has every result as it comes, and SIGTERM ends the
+study with what is known by then.
+
     python benchmarks/scaling.py                 a few minutes
-    python benchmarks/scaling.py --quick         fewer and shorter, about a minute
+    python benchmarks/scaling.py --quick         fewer and shorter
     python benchmarks/scaling.py --part state    where nothing can render
 """
 
@@ -16,11 +19,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -52,6 +58,72 @@ FULL = 4
 MANY = 16
 
 
+class OutOfTime(SystemExit):
+    """Somebody wants the study to end; processes that were forked from it end without a word."""
+
+
+@dataclass(slots=True)
+class Study:
+    """What all parts share.
+
+    Attributes:
+        seconds: Per contender and round, at least.
+        rounds: How often every contender runs.
+        quick: Whether to leave out what is not needed for the figures and the model.
+        stack: What is to be closed.
+        figures: What is known so far.
+    """
+
+    seconds: float
+    rounds: int
+    quick: bool
+    stack: ExitStack
+    figures: dict[str, Any]
+
+    def interleave(self, runs: dict[str, Callable[[], float]]) -> measure.Rounds:
+        """Run the contenders; what they reach is known at once."""
+        results: measure.Rounds = {key: [] for key in runs}
+        rates = self.figures.setdefault("env_steps_per_s", {})
+
+        def run(key: str) -> float:
+            results[key].append(runs[key]())
+            rates[key] = statistics.median(results[key])
+            tell(f"{key}: {results[key][-1]:,.0f} env-steps/s")
+            return results[key][-1]
+
+        measure.interleave({key: partial(run, key) for key in runs}, self.rounds)
+        return results
+
+    def engine(self, workers: int, num_envs: int, cameras: tuple[str, ...] = ()) -> Engine:
+        """Start a vector env, and take note of what that takes."""
+        others = descendants(os.getpid())
+        gpu_mib = gpu_memory_mib() if cameras else 0
+        began = time.perf_counter()
+        envs = self.stack.enter_context(
+            polyarm.make_vec(
+                f"metaworld/{TASK}",
+                num_envs=num_envs,
+                num_workers=workers,
+                cameras=cameras,
+                seed=0,
+                **OPTIONS,
+            )
+        )
+        envs.reset()
+        start_s = time.perf_counter() - began
+        envs.step_chunk(random_actions(num_envs)[:CHUNK].swapaxes(0, 1))
+        mine = tuple(set(descendants(os.getpid())).difference(others))
+        gpu_mib = gpu_memory_mib() - gpu_mib if cameras else 0
+        tell(f"{name(workers, num_envs)} started in {start_s:.2f} s")
+        return Engine(envs, workers, start_s, mine, gpu_mib)
+
+    def bare_loops(self, cameras: tuple[str, ...] = ()) -> BareLoops:
+        """As many as cores."""
+        bare = BareLoops(cores(), cameras)
+        self.stack.callback(bare.close)
+        return bare
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--part", choices=("state", "frames"), action="append", help="default: all")
@@ -59,71 +131,97 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    options.seconds = options.seconds or (0.5 if options.quick else 1.2)
-    options.rounds = options.rounds or (2 if options.quick else 5)
     warnings.filterwarnings("ignore", module="gymnasium")
-    figures: dict[str, Any] = {}
-    if not options.part or "state" in options.part:
+    signal.signal(signal.SIGTERM, out_of_time)
+    with ExitStack() as stack:
+        study = Study(
+            seconds=options.seconds or (0.5 if options.quick else 1.2),
+            rounds=options.rounds or (3 if options.quick else 5),
+            quick=options.quick,
+            stack=stack,
+            figures={"benchmark": "scaling", "chunk": CHUNK, "complete": False},
+        )
+        try:
+            run_parts(study, options.part or ("state", "frames"))
+            study.figures["complete"] = True
+        except OutOfTime:
+            tell("out of time")
+        finish(study)
+
+
+def out_of_time(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise OutOfTime
+
+
+def run_parts(study: Study, parts: Sequence[str]) -> None:
+    if "state" in parts:
         with mock.patch.dict(os.environ, MUJOCO_GL="disable"):  # no window library
-            figures |= state_study(options)
-    if not options.part or "frames" in options.part:
+            state_study(study)
+        study.stack.close()
+    if "frames" in parts:
         screen = select("auto", frames=True)
+        own: dict[str, Any] = {"renderer": screen.description}
+        study.figures["frames"] = own
         with mock.patch.dict(os.environ, screen.env):
-            figures["frames"] = {**frames_study(options), "renderer": screen.description}
-    measure.print_json(
-        {
-            "benchmark": "scaling",
-            "chunk": CHUNK,
-            "rounds": options.rounds,
-            "seconds": options.seconds,
-            "physical_cores": scaling_report.physical_cores(),
-            **figures,
-        }
-    )
+            frames_study(replace(study, rounds=min(3, study.rounds), figures=own))
 
 
-def state_study(options: argparse.Namespace) -> dict[str, Any]:
-    most, full, seconds = cores(), FULL * cores(), options.seconds
-    with ExitStack() as stack:
-        bare = BareLoops(most)
-        stack.callback(bare.close)
-        engines = {name(w, n): engine(stack, w, n) for w, n in shapes(quick=options.quick)}
-        alone = engine(stack, full, full)
-        busiest = engines[name(most, full)].envs
-        runs: dict[str, Callable[[], float]] = {
-            f"bare_{number}": partial(bare.rate, seconds, number) for number in ladder()
-        }
-        for key, one in engines.items():
-            runs[key] = partial(our_rate, one.envs, CHUNK, seconds)
-        runs["worker_per_env"] = partial(our_rate, alone.envs, CHUNK, seconds)
-        runs["single_steps"] = partial(our_rate, busiest, 1, seconds)
-        runs["first_ready"] = partial(first_ready_rate, busiest, seconds)
-        for num_envs in (most, full):
-            lockstep = Lockstep(num_envs, most, CHUNK)
-            stack.callback(lockstep.close)
-            step = partial(episode_rate, lockstep.step, CHUNK, seconds)
-            runs[f"without_engine_{num_envs}"] = step
-        for num_envs in (most,) if options.quick else (most, full):
-            runs[f"async_{num_envs}"] = partial(measure.rate, peer(stack, num_envs), seconds)
-        results = measure.interleave(told(runs), options.rounds)
-        costs = profiles(engines, seconds, episode_calls(CHUNK))
-        return scaling_report.state(results, costs, {**engines, "worker_per_env": alone})
+def finish(study: Study) -> None:
+    facts = {
+        "rounds": study.rounds,
+        "seconds": study.seconds,
+        "physical_cores": scaling_report.physical_cores(),
+    }
+    measure.print_json({**study.figures, **facts})
 
 
-def frames_study(options: argparse.Namespace) -> dict[str, Any]:
-    workers = [1, cores()] if options.quick else ladder()
-    with ExitStack() as stack:
-        bare = BareLoops(cores(), (CAMERA,))
-        stack.callback(bare.close)
-        engines = {name(w, w): engine(stack, w, w, (CAMERA,)) for w in workers}
-        runs: dict[str, Callable[[], float]] = {}
-        for number, (key, one) in zip(workers, engines.items(), strict=True):
-            step = our_stepper(one.envs, random_actions(number), CHUNK)
-            runs[f"bare_{number}"] = partial(bare.rate, options.seconds, number)
-            runs[key] = partial(measure.rate, step, options.seconds)
-        results = measure.interleave(told(runs), min(3, options.rounds))
-        costs = profiles(engines, options.seconds, 1)
-        return scaling_report.frames(results, costs, engines)
+def state_study(study: Study) -> None:
+    most, full, seconds = cores(), FULL * cores(), study.seconds
+    bare = study.bare_loops()
+    engines = {name(most, number): study.engine(most, number) for number in (full, most)}
+    runs: dict[str, Callable[[], float]] = {f"bare_{most}": partial(bare.rate, seconds)}
+    for key, one in engines.items():
+        runs[key] = partial(our_rate, one.envs, CHUNK, seconds)
+    scaling_report.headline(study.interleave(runs), study.figures)
+
+    for workers, num_envs in shapes(quick=study.quick):
+        key = name(workers, num_envs)
+        engines[key] = engines.get(key) or study.engine(workers, num_envs)
+    alone = study.engine(full, full)
+    runs = {f"bare_{number}": partial(bare.rate, seconds, number) for number in ladder()}
+    for key, one in engines.items():
+        runs[key] = partial(our_rate, one.envs, CHUNK, seconds)
+    runs["worker_per_env"] = partial(our_rate, alone.envs, CHUNK, seconds)
+    busiest = engines[name(most, full)].envs
+    runs["single_steps"] = partial(our_rate, busiest, 1, seconds)
+    runs["first_ready"] = partial(first_ready_rate, busiest, seconds)
+    for num_envs in (most, full):
+        lockstep = Lockstep(num_envs, most, CHUNK)
+        study.stack.callback(lockstep.close)
+        runs[f"without_engine_{num_envs}"] = partial(episode_rate, lockstep.step, CHUNK, seconds)
+    for num_envs in (most,) if study.quick else (most, full):
+        runs[f"async_{num_envs}"] = partial(measure.rate, peer(study.stack, num_envs), seconds)
+    costs = profiles(engines, seconds, episode_calls(CHUNK))
+    scaling_report.where_time_goes(costs, study.figures)
+    results = study.interleave(runs)
+    scaling_report.sweep(results, costs, study.figures)
+    scaling_report.model(results, costs, {**engines, "worker_per_env": alone}, study.figures)
+
+
+def frames_study(study: Study) -> None:
+    workers = [1, cores()] if study.quick else ladder()
+    bare = study.bare_loops((CAMERA,))
+    engines = {name(w, w): study.engine(w, w, (CAMERA,)) for w in workers}
+    runs: dict[str, Callable[[], float]] = {}
+    for number, (key, one) in zip(workers, engines.items(), strict=True):
+        step = our_stepper(one.envs, random_actions(number), CHUNK)
+        runs[f"bare_{number}"] = partial(bare.rate, study.seconds, number)
+        runs[key] = partial(measure.rate, step, study.seconds)
+    results = study.interleave(runs)
+    costs = profiles(engines, study.seconds, 1)
+    scaling_report.where_time_goes(costs, study.figures)
+    scaling_report.frames(results, costs, engines, study.figures)
 
 
 def shapes(*, quick: bool) -> list[tuple[int, int]]:
@@ -131,29 +229,6 @@ def shapes(*, quick: bool) -> list[tuple[int, int]]:
     each = [(number, number * FULL) for number in ladder()]
     alone = [(number, number) for number in ladder() if not quick or number >= cores() // 2]
     return each + alone + ([] if quick else [(cores(), cores() * MANY)])
-
-
-def engine(stack: ExitStack, workers: int, num_envs: int, cameras: tuple[str, ...] = ()) -> Engine:
-    others = descendants(os.getpid())
-    gpu_mib = gpu_memory_mib() if cameras else 0
-    began = time.perf_counter()
-    envs = stack.enter_context(
-        polyarm.make_vec(
-            f"metaworld/{TASK}",
-            num_envs=num_envs,
-            num_workers=workers,
-            cameras=cameras,
-            seed=0,
-            **OPTIONS,
-        )
-    )
-    envs.reset()
-    start_s = time.perf_counter() - began
-    envs.step_chunk(random_actions(num_envs)[:CHUNK].swapaxes(0, 1))
-    mine = tuple(set(descendants(os.getpid())).difference(others))
-    gpu_mib = gpu_memory_mib() - gpu_mib if cameras else 0
-    tell(f"{name(workers, num_envs)} started in {start_s:.2f} s")
-    return Engine(envs, workers, start_s, mine, gpu_mib)
 
 
 def peer(stack: ExitStack, num_envs: int) -> Callable[[], int]:
@@ -196,17 +271,6 @@ def profiles(engines: dict[str, Engine], seconds: float, calls: int) -> dict[str
         found[key] = profile(one.envs, step, one.workers, seconds, calls)
         tell(str(found[key]))
     return found
-
-
-def told(runs: dict[str, Callable[[], float]]) -> dict[str, Callable[[], float]]:
-    """The same runs, each of which says what it reached."""
-
-    def run(key: str) -> float:
-        rate = runs[key]()
-        tell(f"{key}: {rate:,.0f} env-steps/s")
-        return rate
-
-    return {key: partial(run, key) for key in runs}
 
 
 def tell(line: str) -> None:

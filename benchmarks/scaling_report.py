@@ -68,65 +68,90 @@ def physical_cores() -> int:
     return len({siblings.read_text() for siblings in found})
 
 
-def state(
-    results: measure.Rounds, costs: Mapping[str, ChunkCosts], engines: Mapping[str, Engine]
-) -> dict[str, Any]:
-    """Print the study from state; returns its figures."""
-    most, limit = cores(), f"bare_{cores()}"
-    step_s = {number: number / measure.medians(results)[f"bare_{number}"] for number in ladder()}
-    figures: dict[str, Any] = {}
-    for one in costs.values():
-        if one.workers == most:
-            key = name(most, one.envs)
-            figures[f"efficiency_{one.envs}"] = measure.ratio(results, key, limit)
-    others = [key for key in results if key not in costs and not key.startswith(("bare", "async"))]
-    for key in others:
-        figures[f"efficiency_{key}"] = measure.ratio(results, key, limit)
-    for key in (key for key in results if key.startswith("async")):
-        num_envs = int(key.split("_")[1])
-        figures[f"ratio_{key}"] = measure.ratio(results, name(most, num_envs), key)
-    print_rates(f"state, chunks of 8, {most} cores: env-steps/s", results, costs)
-    print_shares(costs)
-    measure.print_table("figures", [(key, f"{value:.3f}") for key, value in figures.items()])
-    model = fit(list(costs.values()), step_s)
+def headline(results: measure.Rounds, figures: dict[str, Any]) -> None:
+    """The figures proper: one worker per core against one bare loop per core."""
+    limit, *ours = results
+    found = {f"efficiency_{key.split('_')[0]}": measure.ratio(results, key, limit) for key in ours}
+    figures |= found
+    rows = [(key, f"{rate:,.0f} /s") for key, rate in measure.medians(results).items()]
+    rows += [(key, f"{value:.3f}") for key, value in found.items()]
+    measure.print_table(f"state, chunks of 8, {cores()} cores: env-steps/s", rows)
+
+
+def where_time_goes(costs: Mapping[str, ChunkCosts], figures: dict[str, Any]) -> None:
+    """Where the wall time of a chunk goes, in percent."""
+    figures["shares"] = {key: one.shares() for key, one in costs.items()}
+    figures["parent_us"] = {key: one.parent_s * 1e6 for key, one in costs.items()}
+    rows = []
+    for key, one in costs.items():
+        parts = "".join(f"{100 * share:9.1f}" for share in one.shares().values())
+        rows.append((key, f"{one.wall_s * 1e3:8.2f}{one.parent_s * 1e6:8.0f}{parts}"))
+    titles = "".join(f"{title:>9}" for title in ("sim", "frames", "obs", "other", "slowest"))
+    measure.print_table(
+        "where a chunk's wall time goes: ms, parent's µs, then % of the wall",
+        [("", f"{'ms':>8}{'parent':>8}{titles}{'parent':>9}{'wake-up':>9}"), *rows],
+    )
+
+
+def sweep(
+    results: measure.Rounds, costs: Mapping[str, ChunkCosts], figures: dict[str, Any]
+) -> None:
+    """From one worker to all cores, and what else there is."""
+    most = cores()
+    found: dict[str, float] = {}
+    for key in results:
+        if key.startswith("async"):
+            ours = name(most, int(key.split("_")[1]))
+            found[f"ratio_{key}"] = measure.ratio(results, ours, key)
+        elif key not in costs and not key.startswith("bare"):
+            found[f"efficiency_{key}"] = measure.ratio(results, key, f"bare_{most}")
+    figures |= found
+    print_rates(f"state, {most} cores: env-steps/s", results, costs)
+    measure.print_table("figures", [(key, f"{value:.3f}") for key, value in found.items()])
+
+
+def model(
+    results: measure.Rounds,
+    costs: Mapping[str, ChunkCosts],
+    engines: Mapping[str, Engine],
+    figures: dict[str, Any],
+) -> None:
+    """The model, what it costs to start and hold envs, and what larger hosts would do."""
+    rates = measure.medians(results)
+    step_s = {number: number / rates[f"bare_{number}"] for number in ladder()}
+    fitted = fit(list(costs.values()), step_s)
     started = starts(engines)
     memory = linear(engines, [one["pss_mib"] for one in started.values()])
-    start = linear(engines, [one.start_s for one in engines.values()])
-    print_model(model, memory, start, step_s)
-    return {
-        **figures,
-        "prediction_error": prediction_errors(results, list(costs.values()), step_s),
-        "env_steps_per_s": measure.medians(results),
-        "shares": {key: one.shares() for key, one in costs.items()},
-        "parent_us": {key: one.parent_s * 1e6 for key, one in costs.items()},
-        "model": asdict(model),
-        "predicted": predict(model, memory, step_s[most]),
-        "pss_mib": dict(zip(("fixed", "per_worker", "per_env"), memory, strict=True)),
-        "start_s": dict(zip(("fixed", "per_worker", "per_env"), start, strict=True)),
+    start = linear(engines, [one["start_s"] for one in started.values()])
+    print_model(fitted, memory, start, step_s)
+    parts = ("fixed", "per_worker", "per_env")
+    figures |= {
+        "prediction_error": prediction_errors(rates, list(costs.values()), step_s),
+        "model": asdict(fitted),
+        "predicted": predict(fitted, memory, step_s[cores()]),
+        "pss_mib": dict(zip(parts, memory, strict=True)),
+        "start_s": dict(zip(parts, start, strict=True)),
         "started": started,
     }
 
 
 def frames(
-    results: measure.Rounds, costs: Mapping[str, ChunkCosts], engines: Mapping[str, Engine]
-) -> dict[str, Any]:
-    """Print the study with frames; returns its figures."""
+    results: measure.Rounds,
+    costs: Mapping[str, ChunkCosts],
+    engines: Mapping[str, Engine],
+    figures: dict[str, Any],
+) -> None:
+    """The same with frames."""
     most = cores()
-    print_rates(f"one 256×256 frame per chunk of 8, {most} cores: env-steps/s", results, costs)
-    print_shares(costs)
     started = starts(engines)
+    figures["efficiency"] = measure.ratio(results, name(most, most), f"bare_{most}")
+    figures["started"] = started
+    print_rates(f"one 256×256 frame per chunk of 8, {most} cores: env-steps/s", results, costs)
     rows = [
         (key, "{start_s:6.2f} s{pss_mib:8.0f} MiB{gpu_mib:8.0f} MiB".format(**one))
         for key, one in started.items()
     ]
     measure.print_table("start, memory (PSS) and memory on GPUs", rows)
-    return {
-        "efficiency": measure.ratio(results, name(most, most), f"bare_{most}"),
-        "env_steps_per_s": measure.medians(results),
-        "shares": {key: one.shares() for key, one in costs.items()},
-        "parent_us": {key: one.parent_s * 1e6 for key, one in costs.items()},
-        "started": started,
-    }
 
 
 def print_rates(title: str, results: measure.Rounds, costs: Mapping[str, ChunkCosts]) -> None:
@@ -138,19 +163,6 @@ def print_rates(title: str, results: measure.Rounds, costs: Mapping[str, ChunkCo
             share = f"  {measure.ratio(results, key, f'bare_{costs[key].workers}'):.3f} of bare"
         rows.append((key, f"{rate:10,.0f}{share:15}"))
     measure.print_table(title, rows)
-
-
-def print_shares(costs: Mapping[str, ChunkCosts]) -> None:
-    """Where the wall time of a chunk goes, in percent."""
-    rows = []
-    for key, one in costs.items():
-        parts = "".join(f"{100 * share:9.1f}" for share in one.shares().values())
-        rows.append((key, f"{one.wall_s * 1e3:8.2f}{one.parent_s * 1e6:8.0f}{parts}"))
-    titles = "".join(f"{title:>9}" for title in ("sim", "frames", "obs", "other", "slowest"))
-    measure.print_table(
-        "where a chunk's wall time goes: ms, parent's µs, then % of the wall",
-        [("", f"{'ms':>8}{'parent':>8}{titles}{'parent':>9}{'wake-up':>9}"), *rows],
-    )
 
 
 def print_model(
@@ -173,11 +185,10 @@ def print_model(
 
 
 def prediction_errors(
-    results: measure.Rounds, costs: Sequence[ChunkCosts], step_s: Mapping[int, float]
+    rates: Mapping[str, float], costs: Sequence[ChunkCosts], step_s: Mapping[int, float]
 ) -> dict[str, float]:
     """How wrong the model is where it was not fitted: predicted over measured, less one."""
     most = cores()
-    rates = measure.medians(results)
     smaller = fit([one for one in costs if one.workers <= max(1, most // 2)], step_s)
     fewer = fit([one for one in costs if one.envs <= 4 * one.workers], step_s)
     errors = {}
