@@ -7,8 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from processes import cpu_seconds, proportional_memory
 
 import polyarm
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running vector env of the study, and what it took to start it.
+
+    Attributes:
+        envs: The vector env.
+        workers: Its worker processes.
+        start_s: Until the first observations.
+        pids: All its processes.
+        gpu_mib: By how much the GPUs' memory in use grew.
+    """
+
+    envs: polyarm.VectorEnv
+    workers: int
+    start_s: float
+    pids: tuple[int, ...]
+    gpu_mib: int
+
+    def pss_mib(self) -> float:
+        """Proportional memory of all its processes now; forked ones own more as time goes by."""
+        return proportional_memory(list(self.pids)) / 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +45,7 @@ class ChunkCosts:
         steps: Env steps of all slots together.
         wall_s: From the call to its return.
         parent_s: CPU time of the parent. Some of it passes while workers still step.
+        cpu_s: CPU time of all other processes of the vector env, whatever else the machine does.
         sim_s: Inside the env's own step and reset, mean over workers, sum over a worker's slots.
         frames_s: Rendering, likewise.
         obs_s: Writing observations into the block, likewise.
@@ -33,6 +58,7 @@ class ChunkCosts:
     steps: float
     wall_s: float
     parent_s: float
+    cpu_s: float
     sim_s: float
     frames_s: float
     obs_s: float
@@ -49,6 +75,11 @@ class ChunkCosts:
         """What the mean worker waits for the slowest, and everybody for wake-ups."""
         return self.wall_s - self.busy_s - self.parent_s
 
+    @property
+    def step_cpu_s(self) -> float:
+        """CPU time per env step, of all processes together."""
+        return (self.parent_s + self.cpu_s) / self.steps
+
     def shares(self) -> dict[str, float]:
         """Shares of the wall time; wake-up is below 0 where the parent works beside workers."""
         parts = {
@@ -63,10 +94,10 @@ class ChunkCosts:
         return {name: value / self.wall_s for name, value in parts.items()}
 
 
-def profile(
-    envs: polyarm.VectorEnv, step: Callable[[], int], workers: int, seconds: float, calls: int
-) -> ChunkCosts:
+def profile(engine: Engine, step: Callable[[], int], seconds: float, calls: int) -> ChunkCosts:
     """Run whole multiples of ``calls`` chunks, for ``seconds`` at least."""
+    envs, workers = engine.envs, engine.workers
+    others_began = cpu_seconds(engine.pids)
     made, wall, cpu, slowest = 0, 0.0, 0.0, 0.0
     chunks, parts = 0, np.zeros(4)
     while wall < seconds or chunks % calls:
@@ -86,6 +117,7 @@ def profile(
         steps=made / chunks,
         wall_s=wall / chunks,
         parent_s=cpu / chunks,
+        cpu_s=(cpu_seconds(engine.pids) - others_began) / chunks,
         sim_s=sim,
         frames_s=frames,
         obs_s=obs,

@@ -51,13 +51,17 @@ class BareLoops:
             self._processes.append(process)
         for pipe in self._pipes:
             pipe.recv()
+        self.step_cpu_s: dict[int, float] = {}
+        """CPU seconds per step when last measured, by how many ran."""
 
     def rate(self, seconds: float, number: int | None = None) -> float:
         """Steps per second of the first ``number`` of them together, or of all."""
         pipes = self._pipes[:number]
         for pipe in pipes:
             pipe.send(seconds)
-        return sum(pipe.recv() for pipe in pipes)
+        rates, cpu = zip(*(pipe.recv() for pipe in pipes), strict=True)
+        self.step_cpu_s[len(pipes)] = sum(cpu) / len(pipes)
+        return sum(rates)
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -126,7 +130,7 @@ def bare_loop(pipe: Connection, seed: int, cameras: tuple[str, ...] = ()) -> Non
     env.reset(options={"episode": episode})
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
-        made, began = 0, time.perf_counter()
+        made, began, cpu_began = 0, time.perf_counter(), time.process_time()
         while (spent := time.perf_counter() - began) < seconds:
             if cameras:
                 switch.frames_enabled = place % CHUNK == CHUNK - 1
@@ -136,7 +140,7 @@ def bare_loop(pipe: Connection, seed: int, cameras: tuple[str, ...] = ()) -> Non
             if terminated or truncated:
                 episode += 1
                 env.reset(options={"episode": episode})
-        pipe.send(made / spent)
+        pipe.send((made / spent, (time.process_time() - cpu_began) / made))
 
 
 def random_actions(num_envs: int) -> np.ndarray[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -49,6 +50,16 @@ def proportional_memory(pids: list[int]) -> int:
                 if line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
     return total
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Time that these processes have spent on a core; 0 for those that are gone."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                total += int((thread / "schedstat").read_text().split()[0])
+    return total / 1e9
 
 
 def private_memory(pid: int) -> int:

@@ -34,7 +34,7 @@ from unittest import mock
 import measure
 import numpy as np
 import scaling_report
-from chunk_costs import ChunkCosts, profile
+from chunk_costs import ChunkCosts, Engine, profile
 from efficiency import (
     CHUNK,
     BareLoops,
@@ -46,7 +46,7 @@ from efficiency import (
 from gymnasium.vector import AsyncVectorEnv
 from metaworld_envs import OPTIONS, TASK, PlainEnv
 from processes import descendants, gpu_memory_mib
-from scaling_report import Engine, episode_calls, ladder, name
+from scaling_report import episode_calls, ladder, name
 
 import polyarm
 from polyarm.display import select
@@ -168,6 +168,11 @@ def run_parts(study: Study, parts: Sequence[str]) -> None:
 
 
 def finish(study: Study) -> None:
+    if measure.LOAD_BEFORE > cores() / 4:
+        print(
+            f"the machine was busy before (load {measure.LOAD_BEFORE:.1f}): trust neither wall times"
+            " nor the model, which is fitted to them"
+        )
     facts = {
         "rounds": study.rounds,
         "seconds": study.seconds,
@@ -203,7 +208,7 @@ def state_study(study: Study) -> None:
     for num_envs in (most,) if study.quick else (most, full):
         runs[f"async_{num_envs}"] = partial(measure.rate, peer(study.stack, num_envs), seconds)
     costs = profiles(engines, seconds, episode_calls(CHUNK))
-    scaling_report.where_time_goes(costs, study.figures)
+    scaling_report.where_time_goes(costs, bare.step_cpu_s[cores()], study.figures)
     results = study.interleave(runs)
     scaling_report.sweep(results, costs, study.figures)
     scaling_report.model(results, costs, {**engines, "worker_per_env": alone}, study.figures)
@@ -220,7 +225,7 @@ def frames_study(study: Study) -> None:
         runs[key] = partial(measure.rate, step, study.seconds)
     results = study.interleave(runs)
     costs = profiles(engines, study.seconds, 1)
-    scaling_report.where_time_goes(costs, study.figures)
+    scaling_report.where_time_goes(costs, bare.step_cpu_s[cores()], study.figures)
     scaling_report.frames(results, costs, engines, study.figures)
 
 
@@ -268,7 +273,7 @@ def profiles(engines: dict[str, Engine], seconds: float, calls: int) -> dict[str
     found = {}
     for key, one in engines.items():
         step = our_stepper(one.envs, random_actions(one.envs.num_envs), CHUNK)
-        found[key] = profile(one.envs, step, one.workers, seconds, calls)
+        found[key] = profile(one, step, seconds, calls)
         tell(str(found[key]))
     return found
 

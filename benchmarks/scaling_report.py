@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import measure
-from chunk_costs import ChunkCosts
+from chunk_costs import ChunkCosts, Engine
 from host_model import HostModel, fit, least_squares
-from processes import proportional_memory
 
-import polyarm
 from polyarm.vector.host import cores
 
 EPISODE_STEPS = 500
 HOST_CORES = (16, 32, 64, 128)
 NUM_ENVS = (64, 128, 256, 512, 1024)
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A running vector env of the study, and what it took to start it.
-
-    Attributes:
-        envs: The vector env.
-        workers: Its worker processes.
-        start_s: Until the first observations.
-        pids: All its processes.
-        gpu_mib: By how much the GPUs' memory in use grew.
-    """
-
-    envs: polyarm.VectorEnv
-    workers: int
-    start_s: float
-    pids: tuple[int, ...]
-    gpu_mib: int
-
-    def pss_mib(self) -> float:
-        """Proportional memory of all its processes now; forked ones own more as time goes by."""
-        return proportional_memory(list(self.pids)) / 2**20
 
 
 def ladder() -> list[int]:
@@ -78,8 +53,14 @@ def headline(results: measure.Rounds, figures: dict[str, Any]) -> None:
     measure.print_table(f"state, chunks of 8, {cores()} cores: env-steps/s", rows)
 
 
-def where_time_goes(costs: Mapping[str, ChunkCosts], figures: dict[str, Any]) -> None:
-    """Where the wall time of a chunk goes, in percent."""
+def where_time_goes(
+    costs: Mapping[str, ChunkCosts], bare_cpu_s: float, figures: dict[str, Any]
+) -> None:
+    """Where the wall time of a chunk goes, in percent, and what a step costs the CPUs."""
+    figures["cpu_us_per_step"] = {
+        "bare": bare_cpu_s * 1e6,
+        **{key: one.step_cpu_s * 1e6 for key, one in costs.items()},
+    }
     figures["shares"] = {key: one.shares() for key, one in costs.items()}
     figures["parent_us"] = {key: one.parent_s * 1e6 for key, one in costs.items()}
     rows = []
@@ -91,6 +72,8 @@ def where_time_goes(costs: Mapping[str, ChunkCosts], figures: dict[str, Any]) ->
         "where a chunk's wall time goes: ms, parent's µs, then % of the wall",
         [("", f"{'ms':>8}{'parent':>8}{titles}{'parent':>9}{'wake-up':>9}"), *rows],
     )
+    rows = [(key, f"{cpu_us:.0f} µs") for key, cpu_us in figures["cpu_us_per_step"].items()]
+    measure.print_table("CPU time per env step, of all processes", rows)
 
 
 def sweep(
