@@ -168,11 +168,9 @@ def run_parts(study: Study, parts: Sequence[str]) -> None:
 
 
 def finish(study: Study) -> None:
-    if measure.LOAD_BEFORE > cores() / 4:
-        print(
-            f"the machine was busy before (load {measure.LOAD_BEFORE:.1f}): trust neither wall times"
-            " nor the model, which is fitted to them"
-        )
+    load = measure.LOAD_BEFORE
+    if load > cores() / 4:
+        print(f"the machine was busy (load {load:.1f}): trust no wall time, nor the model of them")
     facts = {
         "rounds": study.rounds,
         "seconds": study.seconds,
