@@ -16,11 +16,16 @@ TESTS = Path(__file__).parent
 SOURCES = TESTS.parent / "src"
 
 
+def environment() -> dict[str, str]:
+    """What a command needs to find this package and the tests' own tasks."""
+    path = os.pathsep.join([str(SOURCES), str(TESTS / "faults")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
 class Command(subprocess.Popen):
     """``polyarm …`` in a session of its own, killed at the latest when its block ends."""
 
     def __init__(self, words: Sequence[str], variables: dict[str, str], folder: Path) -> None:
-        path = os.pathsep.join([str(SOURCES), str(TESTS / "faults")])
         super().__init__(
             [sys.executable, "-m", *words],
             stdout=subprocess.PIPE,
@@ -28,7 +33,7 @@ class Command(subprocess.Popen):
             text=True,
             start_new_session=True,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables},
+            env={**environment(), **variables},
         )
 
     def __exit__(self, *_: object) -> None:
