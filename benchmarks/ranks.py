@@ -4,7 +4,9 @@ Meta-World without frames, steady state: the clock starts when all envs of all r
 
 - rank_efficiency: `polyarm bench`, random actions in chunks of 8, all ranks together.
 - rank_efficiency_eval: `polyarm eval`, episodes of 100 steps from the queue that the ranks share by
-  the run's folder, each synced to the disk; start-up is not counted.
+  the run's folder, each synced to the disk; from when the last rank has finished its first episode
+  until the first one has finished its last.
+- A benchmark of another file may add its figures to the JSON line: see `FURTHER`.
 
     python benchmarks/ranks.py --rounds 5
 """
@@ -34,10 +36,14 @@ TORCHRUN = [
 ]
 
 
+FURTHER: tuple[Callable[[], dict[str, float]], ...] = ()
+"""Figures of other benchmarks of this kind, each by name, for the same JSON line."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2000, help="of each env, in each round")
+    parser.add_argument("--steps", type=int, default=4000, help="of each env, in each round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="polyarm-") as name:
         results = measure.interleave(contenders(options.steps, Path(name)), options.rounds)
@@ -68,10 +74,25 @@ def evaluate(command: list[str], steps: int, folder: Path) -> float:
     words = ["eval", "--policy", "random", "--task", TASK, "--num-envs-total", str(ENVS)]
     words += ["--episodes", str(episodes), "--chunk", str(CHUNK), "--out", str(folder), "--fresh"]
     run([*command, *words, "--suite-options", f"max_steps={HORIZON}"])
-    results = json.loads((folder / "results.json").read_text())
-    assert results["summary"]["micro"]["episodes"] == episodes
-    made = sum(episode["steps"] for episode in results["episodes"])
-    return float(made / (results["wall"]["total"] - results["wall"]["startup"]))
+    return steady_rate(folder, episodes)
+
+
+def steady_rate(folder: Path, episodes: int) -> float:
+    """Env-steps/s while all ranks played."""
+    ranks = [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in folder.glob("episodes*.jsonl")
+    ]
+    assert sum(map(len, ranks)) == episodes
+    times = [[episode["finished_at"] for episode in rank] for rank in ranks]
+    began, ended = max(map(min, times)), min(map(max, times))
+    made = sum(
+        episode["steps"]
+        for rank in ranks
+        for episode in rank
+        if began < episode["finished_at"] <= ended
+    )
+    return float(made / (ended - began))
 
 
 def run(command: list[str]) -> str:
@@ -97,6 +118,7 @@ def report(results: measure.Rounds, options: argparse.Namespace) -> None:
             "benchmark": "ranks",
             "rounds": options.rounds,
             **figures,
+            **{name: value for further in FURTHER for name, value in further().items()},
             "env_steps_per_s": rates,
             "per_round": results,
         }

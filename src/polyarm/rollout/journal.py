@@ -47,6 +47,7 @@ class Journal:
     Args:
         folder: The run's folder; made if it does not exist.
         run: What is being run: ``protocol`` must be equal to that of an earlier run in the folder.
+            Ranks that were started together have the same ``job``.
         rank: Whose.
         alone: Whether nobody else may play episodes of this run at the same time.
         fresh: Whether to remove what an earlier run has left.
@@ -74,7 +75,8 @@ class Journal:
         self._fd = -1
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self.lock = RunLock(folder / f".rank{rank}.lock", rank=rank, alone=alone)
+            job = str(run.get("job", ""))
+            self.lock = RunLock(folder / f".rank{rank}.lock", job=job, rank=rank, alone=alone)
             try:
                 self._refuse_company(alone=alone or fresh)
                 if fresh:

@@ -22,12 +22,16 @@ BEAT_S = 10.0
 STALE_S = 180.0
 """More than a network file system may keep the time of the last heartbeat from other hosts."""
 
+_LOOK_S = 1.0
+
 
 class RunLock:
     """Held from construction until `release`; its heart beats in a thread of its own.
 
     Args:
         path: The lock's file.
+        job: What has started this process; its predecessor in the same job, on another host, is
+            waited for: it was killed, or it would not have been replaced.
         **about: What others may read in it, beside who holds it.
 
     Attributes:
@@ -37,9 +41,9 @@ class RunLock:
         RunConflict: Somebody who is alive holds it.
     """
 
-    def __init__(self, path: Path, **about: Any) -> None:
+    def __init__(self, path: Path, *, job: str = "", **about: Any) -> None:
         self.path = path
-        self._me = {**_this_process(), **about}
+        self._me = {**_this_process(), "job": job, **about}
         self._held = False
         self._beaten_at = time.monotonic()
         self._released = threading.Event()
@@ -107,16 +111,23 @@ class RunLock:
                     os.utime(self.path)
 
     def _take(self, mine: Path) -> None:
+        deadline = time.monotonic() + 2 * STALE_S
         for _ in range(3):
             try:
                 os.link(mine, self.path)
             except FileExistsError:
-                if (holder := living_holder(self.path)) is not None:
-                    raise RunConflict(in_use(self.path.parent, holder)) from None
+                while (holder := living_holder(self.path)) is not None:
+                    if not self._succeeds(holder) or time.monotonic() > deadline:
+                        raise RunConflict(in_use(self.path.parent, holder)) from None
+                    time.sleep(_LOOK_S)
                 clear_away(self.path)
             else:
                 return
         raise RunConflict(f"{self.path} is being taken by several processes at once")
+
+    def _succeeds(self, holder: dict[str, Any]) -> bool:
+        same_job = self._me["job"] and holder.get("job") == self._me["job"]
+        return bool(same_job) and holder["host"] != self._me["host"]
 
 
 def in_use(folder: Path, holder: dict[str, Any]) -> str:

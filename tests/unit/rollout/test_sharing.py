@@ -182,6 +182,19 @@ def test_a_heart_beats_while_its_process_is_busy(tmp_path, monkeypatch):
         lock.release()
 
 
+def test_a_rank_that_was_requeued_on_another_host_waits_until_it_is_known_to_be_gone(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(runlock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(runlock, "STALE_S", 0.3)
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 7, "job": "SLURM array 1"}))
+    with pytest.raises(RunConflict, match="in use by process 7 on elsewhere"):
+        runlock.RunLock(path, job="SLURM array 2")
+    runlock.RunLock(path, job="SLURM array 1").release()
+    assert not path.exists()
+
+
 def evaluator(folder, number, **options):
     given = EvalOptions(num_envs=1, num_workers=0, episodes=2, **options)
     return Evaluator([SHORT], given, folder, member=Member(number, 2, "job"))
