@@ -94,7 +94,7 @@ def requeued(folder: Path) -> list[str]:
 def test_a_job_whose_time_is_up_is_queued_again_and_goes_on(tmp_path, cluster, name, what):
     if name == "array.sbatch":
         cluster |= launching.array(4)[2] | {"SLURM_ARRAY_JOB_ID": "4711"}
-    job = Job(name, cluster, tmp_path, *LONG, "--episodes", "100000")
+    job = Job(name, cluster, tmp_path, *LONG, "--episodes", "5000")
     until_it_plays(tmp_path / "run", job)
     if name == "array.sbatch":
         job.send_signal(signal.SIGUSR1)

@@ -116,7 +116,8 @@ def play(
         return _dry_run(options, policies, errors) if rank.leads else 0
     folder = output_folder(options)
     seat = member(rank) if resumable else None
-    options = _with_freshness(options, seat)
+    if options.fresh and resumable:
+        _refuse_to_forget(seat)
     evaluator = Evaluator(
         options.tasks, options, folder, observed_slots=observed_slots, member=seat
     )
@@ -133,21 +134,24 @@ def play(
     if rank.leads:
         if results.missing and resumable:
             errors.print(_how_to_go_on(results.missing), soft_wrap=True)
-        _conclude(results, folder, options, errors)
+        _conclude(results, folder, options, errors, write=evaluator.sums_up)
     return _exit_code(results, options, caught)
 
 
-def _with_freshness(options: EvalOptions, seat: Member | None) -> EvalOptions:
-    """A job that was requeued goes on, although its command says that it starts over."""
-    from polyarm.distributed.members import is_restart
-    from polyarm.distributed.slurm import array_task
+def _refuse_to_forget(seat: Member | None) -> None:
+    """A job that is started several times by one command must not start over each time."""
+    from polyarm.distributed import slurm
 
-    if options.fresh and seat is not None and array_task() is not None:
+    if slurm.array_task() is not None:
         raise InvalidCall(
             "--fresh does not go with an array job: each of its tasks would forget what the others"
             " have done. Clear the folder before, or choose another with --out."
         )
-    return replace(options, fresh=False) if options.fresh and is_restart() else options
+    if seat is None and slurm.restarts():
+        raise InvalidCall(
+            "SLURM has requeued this job, and --fresh would forget what it has done before; leave"
+            " --fresh out of jobs that may be requeued"
+        )
 
 
 def _progress(
@@ -168,20 +172,23 @@ def output_folder(options: EvalOptions) -> Path:
     return Path("runs", readable)
 
 
-def _conclude(results: Results, folder: Path, options: EvalOptions, errors: Console) -> None:
+def _conclude(
+    results: Results, folder: Path, options: EvalOptions, errors: Console, *, write: bool
+) -> None:
     from polyarm.cli import report as reporting
     from polyarm.report.html import write_report
     from polyarm.rollout.journal import storage_errors
 
-    with storage_errors(folder):
-        results.write(folder)
-        path = write_report(results, folder)
+    if write:
+        with storage_errors(folder):
+            results.write(folder)
+            write_report(results, folder)
     out = console.console(stderr=False)
     reporting.show(results, out)
-    out.print(f"\nreport: {path}", soft_wrap=True, markup=False)
+    out.print(f"\nreport: {folder / 'report.html'}", soft_wrap=True, markup=False)
     if options.save_dataset is not None and Path(options.save_dataset).is_dir():
         out.print(f"dataset: {options.save_dataset}", soft_wrap=True, markup=False)
-    if options.report_to is not None:
+    if options.report_to is not None and write:
         from polyarm.report.sinks import report_to
 
         report_to(options.report_to, results, run_name=folder.name, folder=folder)

@@ -25,12 +25,6 @@ def member(rank: Rank, environment: Mapping[str, str] = os.environ) -> Member | 
     return Member(rank.number, rank.world, _job(environment))
 
 
-def is_restart(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this job goes on with what it has begun before: requeued, or restarted."""
-    elastic = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return slurm.restarts(environment) > 0 or elastic not in ("", "0")
-
-
 def _job(environment: Mapping[str, str]) -> str:
     """What all ranks of this job have in common, and those of no other job."""
     if "TORCHELASTIC_RUN_ID" not in environment and slurm.in_step(environment):

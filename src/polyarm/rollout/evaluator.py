@@ -26,7 +26,13 @@ from polyarm.rollout.live_envs import Need
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges, protocol
 from polyarm.rollout.player import TIMES, Player, Turn
-from polyarm.rollout.sharing import Member, Sharing, await_fresh_start, process_began_at
+from polyarm.rollout.sharing import (
+    Member,
+    Sharing,
+    await_fresh_start,
+    process_began_at,
+    was_begun_by,
+)
 from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
 
@@ -70,6 +76,8 @@ class Evaluator:
         groups: The tasks, by what shares a vector env.
         planned: The episodes of each policy.
         finished: What has been finished, by policy and episode.
+        sums_up: Whether results are this process's to write, after a run: it is the first rank, or
+            that one is gone.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class Evaluator:
         # A rank that is slow to start does not retry what the others have just retried.
         self._retried_before = math.inf if member is None else process_began_at()
         self.finished: Finished = {}
+        self.sums_up = True
 
     @property
     def notes(self) -> list[str]:
@@ -270,7 +279,7 @@ class Evaluator:
             self.finished = journal.finished
             if self._member is not None:
                 self._sharing = Sharing(self._folder, journal, self._member, self._is_missing)
-            if self._dataset is not None and self._sums_up:
+            if self._dataset is not None and self._is_first:
                 self._dataset.begin(self.finished, self.planned)
             if not self._opened:
                 self._go_on_from(self._folder)
@@ -286,32 +295,35 @@ class Evaluator:
         fresh = self._options.fresh and not self._opened
         if self._member is None:
             return Journal(folder, self._run_file(), fresh=fresh)
-        if fresh and not self._sums_up:
+        if fresh and not self._is_first:
             await_fresh_start(folder, self._member.job)
         return Journal(
             folder,
             {**self._run_file(), "job": self._member.job},
             rank=self._member.number,
             alone=False,
-            fresh=fresh and self._sums_up,
+            # A job that was restarted or requeued goes on.
+            fresh=fresh and self._is_first and not was_begun_by(folder, self._member.job),
         )
 
     @property
-    def _sums_up(self) -> bool:
+    def _is_first(self) -> bool:
         """Whether this is the one of several ranks that begins and ends for all."""
         return self._member is None or self._member.number == 0
 
     def _conclude(self, journal: Journal | None, spent_s: float) -> None:
         """Sum up what all ranks have done, or leave it to the one that does."""
-        if self._sharing is not None and not self._sums_up:
-            self._sharing.say({"total": spent_s, **self._player.wall}, self.notes)
-        elif self._sharing is not None:
-            for said in self._sharing.let_others_leave():
-                self._wall_of_others.append(said["wall"])
-                self._player.add_notes(said["notes"])
-        if self._member is not None and self._folder is not None:
+        sharing = self._sharing
+        if sharing is not None and self._folder is not None:
+            if self._is_first:
+                for said in sharing.let_others_leave(stopped=self._player.stopping):
+                    self._wall_of_others.append(said["wall"])
+                    self._player.add_notes(said["notes"])
+            else:
+                sharing.say({"total": spent_s, **self._player.wall}, self.notes)
+                self.sums_up = not sharing.first_is_alive()
             self.finished = read_episodes(self._folder)  # each once, whoever reads
-        if self._dataset is not None and journal is not None and self._sums_up:
+        if self._dataset is not None and journal is not None and self._is_first:
             self._dataset.write(self.finished, self.planned, journal.beat)
 
     def _spent(self) -> dict[str, float]:

@@ -158,9 +158,17 @@ class Sharing:
         time.sleep(POLL_S)
         self._read_others()
 
-    def let_others_leave(self) -> list[Mapping[str, Any]]:
-        """Wait until the others have left, if they do soon; returns what they said then."""
-        deadline = time.monotonic() + _LEAVING_S
+    def first_is_alive(self) -> bool:
+        """Whether the first rank is there, and will sum up."""
+        return any(other.get("rank") == 0 for other in self._journal.others())
+
+    def let_others_leave(self, *, stopped: bool) -> list[Mapping[str, Any]]:
+        """Wait until the others have left, if they do soon; returns what they said then.
+
+        Args:
+            stopped: Whether this rank was told to stop; the others may not have been.
+        """
+        deadline = time.monotonic() + (_LEAVING_S / 2 if stopped else _LEAVING_S)
         while self._journal.others() and time.monotonic() < deadline:
             self._journal.beat()
             time.sleep(POLL_S / 5)
@@ -209,6 +217,14 @@ class Sharing:
         return self._folder / f"{CLAIM}{name[:24]}"
 
 
+def was_begun_by(folder: Path, job: str) -> bool:
+    """Whether the run in a folder is one that this job has begun, or gone on with."""
+    try:
+        return bool(read_run(folder).get("job") == job)
+    except RunConflict:
+        return False
+
+
 def await_fresh_start(folder: Path, job: str) -> None:
     """Wait until the first rank of a job has cleared the folder.
 
@@ -216,11 +232,12 @@ def await_fresh_start(folder: Path, job: str) -> None:
         RunConflict: It has not for a long time.
     """
     deadline = time.monotonic() + _FRESH_S
-    while time.monotonic() < deadline:
-        with contextlib.suppress(RunConflict):
-            if read_run(folder).get("job") == job:
-                return
+    while not was_begun_by(folder, job):
+        if time.monotonic() > deadline:
+            break
         time.sleep(POLL_S / 5)
+    else:
+        return
     raise RunConflict(
         f"the first rank has not cleared {folder} for --fresh within {_FRESH_S:.0f} s; clear it"
         " with a single process, or leave --fresh out"

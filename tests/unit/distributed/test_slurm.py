@@ -4,7 +4,7 @@ import pytest
 
 from polyarm.display.rank import local_rank
 from polyarm.distributed import slurm
-from polyarm.distributed.members import is_restart, member
+from polyarm.distributed.members import member
 from polyarm.distributed.ranks import Rank
 
 STEP = {
@@ -79,19 +79,6 @@ def test_ranks_of_one_job_know_it_and_no_other():
     other = {**STEP, "SLURM_PROCID": "0"}
     assert member(Rank(3, 4), STEP).job == member(Rank(0, 4), other).job
     assert member(Rank(3, 4), STEP).job != member(Rank(3, 4), {**STEP, "SLURM_STEP_ID": "3"}).job
-
-
-@pytest.mark.parametrize(
-    ("environment", "restart"),
-    [
-        ({}, False),
-        ({"SLURM_RESTART_COUNT": "0", "TORCHELASTIC_RESTART_COUNT": "0"}, False),
-        ({"SLURM_RESTART_COUNT": "1"}, True),
-        ({"TORCHELASTIC_RESTART_COUNT": "2"}, True),
-    ],
-)
-def test_a_job_that_was_requeued_or_restarted_goes_on(environment, restart):
-    assert is_restart(environment) == restart
 
 
 @pytest.mark.parametrize(

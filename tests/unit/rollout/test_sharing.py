@@ -212,6 +212,33 @@ def test_a_rank_alone_plays_everything_and_another_finds_nothing_left(tmp_path):
     assert names == {"run.json", "episodes.jsonl", "episodes.rank1.jsonl"}
 
 
+def test_a_job_that_is_restarted_does_not_start_over_again(tmp_path):
+    for number in (0, 0, 1):
+        with evaluator(tmp_path, number, fresh=True) as one:
+            one.run({"": "zero"})
+        lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
+        assert [json.loads(line)["index"] for line in lines] == [0, 1]
+    given = EvalOptions(num_envs=1, num_workers=0, episodes=1, fresh=True)
+    with Evaluator([SHORT], given, tmp_path, member=Member(0, 2, "another job")) as one:
+        assert len(one.run({"": "random"}).episodes) == 1
+
+
+def test_who_sums_up_where_the_first_rank_is_gone(tmp_path):
+    first = Journal(tmp_path, {**RUN, "protocol": {}}, alone=False)
+    first.close()
+    (tmp_path / "run.json").unlink()
+    with evaluator(tmp_path, 1) as one:
+        one.run({"": "zero"})
+        assert one.sums_up
+    first = Journal(tmp_path, json.loads((tmp_path / "run.json").read_text()), alone=False)
+    try:
+        with evaluator(tmp_path, 1) as one:
+            one.run({"": "zero"})
+            assert not one.sums_up
+    finally:
+        first.close()
+
+
 def test_errors_are_retried_once_whoever_does_it(tmp_path):
     with evaluator(tmp_path, 0) as one:
         one.run({"": "zero"})
