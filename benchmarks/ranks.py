@@ -4,8 +4,7 @@ Meta-World without frames, steady state: the clock starts when all envs of all r
 
 - rank_efficiency: `polyarm bench`, random actions in chunks of 8, all ranks together.
 - rank_efficiency_eval: `polyarm eval`, episodes of 100 steps from the queue that the ranks share by
-  the run's folder, each synced to the disk; from when the last rank has finished its first episode
-  until the first one has finished its last.
+  the run's folder, each synced to the disk; while all ranks had episodes to begin.
 - A benchmark of another file may add its figures to the JSON line: see `FURTHER`.
 
     python benchmarks/ranks.py --rounds 5
@@ -78,21 +77,21 @@ def evaluate(command: list[str], steps: int, folder: Path) -> float:
 
 
 def steady_rate(folder: Path, episodes: int) -> float:
-    """Env-steps/s while all ranks played."""
+    """Env-steps/s while all slots of all ranks played; an episode counts by its part in that."""
     ranks = [
         [json.loads(line) for line in path.read_text().splitlines()]
         for path in folder.glob("episodes*.jsonl")
     ]
     assert sum(map(len, ranks)) == episodes
-    times = [[episode["finished_at"] for episode in rank] for rank in ranks]
-    began, ended = max(map(min, times)), min(map(max, times))
-    made = sum(
-        episode["steps"]
-        for rank in ranks
-        for episode in rank
-        if began < episode["finished_at"] <= ended
-    )
-    return float(made / (ended - began))
+    starts = [[one["finished_at"] - one["seconds"] for one in rank] for rank in ranks]
+    began, ended = max(map(min, starts)), min(map(max, starts))
+    made = 0.0
+    for rank in ranks:
+        for one in rank:
+            first = max(began, one["finished_at"] - one["seconds"])
+            overlap = min(ended, one["finished_at"]) - first
+            made += one["steps"] * max(0.0, overlap) / one["seconds"]
+    return made / (ended - began)
 
 
 def run(command: list[str]) -> str:
