@@ -234,14 +234,11 @@ def await_fresh_start(folder: Path, job: str) -> None:
     deadline = time.monotonic() + _FRESH_S
     while not was_begun_by(folder, job):
         if time.monotonic() > deadline:
-            break
+            raise RunConflict(
+                f"the first rank has not cleared {folder} for --fresh within {_FRESH_S:.0f} s;"
+                " clear it with a single process, or leave --fresh out"
+            )
         time.sleep(POLL_S / 5)
-    else:
-        return
-    raise RunConflict(
-        f"the first rank has not cleared {folder} for --fresh within {_FRESH_S:.0f} s; clear it"
-        " with a single process, or leave --fresh out"
-    )
 
 
 def process_began_at() -> float:
