@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class Command(subprocess.Popen):
     def __exit__(self, *_: object) -> None:
         if self.poll() is None:
             self.kill()
-        self.communicate()
+        with suppress(subprocess.TimeoutExpired):  # what it has left running holds the pipes
+            self.communicate(timeout=20)
 
     def end(self, within_s: float = 120.0) -> tuple[int, str, str]:
         """Its exit code, stdout and stderr."""
