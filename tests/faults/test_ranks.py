@@ -124,10 +124,10 @@ def test_ranks_of_a_step_told_to_stop_ask_to_be_requeued_and_go_on(
         (code, table, said), (other_code, other_table, other_said) = (rank.end() for rank in ranks)
     assert (code, other_code) == (75, 75), said + other_said
     assert (other_table, other_said) == ("", "")
-    missing = EPISODES - launching.lines(out)
-    assert f"{missing} episodes are missing; go on" in said
+    known = Results.read(out)
+    assert 0 < len(known.episodes) <= launching.lines(out) < EPISODES
+    assert f"{known.missing} episodes are missing; go on" in said
     assert "all" in table
-    assert len(Results.read(out).episodes) == launching.lines(out)
     faults.plan(plan)
     with launching.side_by_side(launching.srun(3), *words(out), folder=tmp_path) as ranks:
         codes = [rank.end()[0] for rank in ranks]
