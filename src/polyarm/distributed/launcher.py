@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from polyarm.distributed import slurm
+from polyarm.display.rank import in_slurm_step
 
 GRACE_S = 3.0
 """Seconds that a rank has to end by itself, unless it is inside of a call that does not return."""
@@ -26,7 +26,7 @@ def watch_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """
     mark = "TORCHELASTIC_RUN_ID"
     if mark not in environment:
-        if not slurm.in_step(environment):
+        if not in_slurm_step(environment):
             return
         mark = "SLURM_PROCID"
     launcher = _launcher(mark, environment[mark])

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Mapping
 
+from polyarm.display.rank import in_slurm_step
 from polyarm.distributed import slurm
 from polyarm.distributed.ranks import Rank
 from polyarm.rollout.runlock import start_of
@@ -27,7 +28,7 @@ def member(rank: Rank, environment: Mapping[str, str] = os.environ) -> Member | 
 
 def _job(environment: Mapping[str, str]) -> str:
     """What all ranks of this job have in common, and those of no other job."""
-    if "TORCHELASTIC_RUN_ID" not in environment and slurm.in_step(environment):
+    if "TORCHELASTIC_RUN_ID" not in environment and in_slurm_step(environment):
         return f"SLURM step {environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}"
     names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     known = [environment.get(name, "") for name in names]

@@ -1,8 +1,4 @@
-"""What SLURM says about a process: its rank in a step, its task of an array, where to meet.
-
-SLURM also sets its variables where only one process runs: in a batch script, and in an interactive
-shell. Only a numbered step that `srun` has started, without a terminal of its own, has ranks.
-"""
+"""What SLURM says about a process: its rank in a step, its task of an array, where to meet."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-_SPECIAL_STEPS = 0xFFFFFFF0
-"""Numbers from here on are batch scripts, interactive shells and the like."""
+from polyarm.display.rank import in_slurm_step
+
 _FIRST_PORT, _PORTS = 20_000, 12_000
 
 
@@ -31,20 +27,9 @@ class ArrayTask:
     job: str
 
 
-def in_step(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is one of the processes that `srun` has started."""
-    step = environment.get("SLURM_STEP_ID", "")
-    return (
-        step.isdecimal()
-        and int(step) < _SPECIAL_STEPS
-        and environment.get("SLURM_PROCID", "").isdecimal()
-        and not environment.get("SLURM_PTY_PORT")
-    )
-
-
 def step_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Rank of this process in its step, and how many there are; the only one without a step."""
-    if not in_step(environment):
+    if not in_slurm_step(environment):
         return 0, 1
     number = int(environment["SLURM_PROCID"])
     world = _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", default=1)
@@ -72,7 +57,7 @@ def meet(environment: MutableMapping[str, str] = os.environ) -> None:
     The first node of the step has its first process. ``SLURM_LAUNCH_NODE_IPADDR`` would be where
     `srun` was called, which may be another machine.
     """
-    if not in_step(environment):
+    if not in_slurm_step(environment):
         return
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     one = _number(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", default=1) == 1
