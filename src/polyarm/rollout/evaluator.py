@@ -24,8 +24,8 @@ from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal
 from polyarm.rollout.live_envs import Need
 from polyarm.rollout.options import EvalOptions, seconds
-from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges, protocol
-from polyarm.rollout.player import TIMES, Player, Turn
+from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges
+from polyarm.rollout.player import TIMES, Turn, make_player
 from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
 
@@ -91,10 +91,10 @@ class Evaluator:
         self._dataset: DatasetExport | None = None
         if folder is not None and options.save_dataset is not None:
             self._dataset = DatasetExport(options, folder, self.groups)
-        self._player = Player(options, folder, observed_slots, self._dataset)
+        self._player = make_player(options, folder, observed_slots, self._dataset)
         for group in self.groups:
             self._player.envs.check_recording(group)
-        self._protocol = protocol(self.groups, options)
+        self._protocol = self._player.protocol(self.groups)
         self.planned = [key for group in self.groups for key in group.keys(options)]
         self._policies: dict[str, Any] = {}
         self._wall_before = dict.fromkeys(_TIMES, 0.0)

@@ -1,0 +1,178 @@
+"""The connection to a Ray cluster: one that runs, or one of this machine alone for one run.
+
+Ray is imported here, when it is first needed, and nowhere else at the top of a module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polyarm.distributed.ray.placement import Node
+from polyarm.errors import InvalidCall, MissingExtra
+
+_log = logging.getLogger("polyarm")
+
+_LONGEST_FOLDER = 30
+"""Ray makes sockets below its folder, whose paths may have no more than 107 letters."""
+
+
+def ray_library() -> Any:
+    """The module ``ray``.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra(
+            f"running on a cluster needs Ray ({error}): pip install 'polyarm[ray]'"
+        ) from error
+    return ray
+
+
+class Cluster:
+    """A connection; closing it ends what was started for it, and nothing else.
+
+    Args:
+        where: ``auto`` for the cluster that runs (``RAY_ADDRESS``, or the one of this machine; in
+            a program that is connected already, that connection), ``local`` to start one on this
+            machine until it is closed, or an address.
+
+    Raises:
+        InvalidCall: There is no such cluster.
+        MissingExtra: Ray is not installed.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.ray = ray = ray_library()
+        self._folder: Path | None = None
+        self._ours = not ray.is_initialized()
+        self._unhush = contextlib.ExitStack()
+        if not self._ours:
+            if where == "local":
+                raise InvalidCall(
+                    "this program is connected to a Ray cluster already: use ray='auto' for it, or"
+                    " call ray.shutdown() first"
+                )
+            return
+        if where.startswith("ray://"):
+            raise InvalidCall(
+                f"{where} is an address for Ray's client; run polyarm on a node of the cluster and"
+                f" use its own address, as `ray status` or ray='auto' knows it"
+            )
+        with _own_signals():
+            try:
+                _hush(self._unhush)
+                if where == "local":
+                    self._start()
+                else:
+                    ray.init(address=where, **_TERSE)
+            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+                self.close()
+                raise InvalidCall(_why_not(where, error)) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive and have cores."""
+        alive = [Node.of(each) for each in self.ray.nodes() if each["Alive"]]
+        return [node for node in alive if node.cpus >= 1]
+
+    def on(self, node: Node) -> Any:
+        """The strategy that puts an actor on this node and nowhere else."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return NodeAffinitySchedulingStrategy(node.id, soft=False)
+
+    def close(self) -> None:
+        """Disconnect; ends the cluster if it is this run's own."""
+        if self._ours:
+            with _own_signals():
+                self.ray.shutdown()
+            self._unhush.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _start(self) -> None:
+        base = tempfile.gettempdir()
+        self._folder = Path(
+            tempfile.mkdtemp(
+                prefix="polyarm-ray-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp"
+            )
+        )
+        # Nobody else is to join: a token for this run alone, and none left in the home folder.
+        secret = {"RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_AUTH_MODE": "token"}
+        chosen = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"} & os.environ.keys()
+        settings = {"RAY_USAGE_STATS_ENABLED": "0", **({} if chosen else secret)}
+        before = {name: os.environ.get(name) for name in settings}
+        self._unhush.callback(_restore, before)
+        os.environ.update(settings)
+        self.ray.init(
+            address="local", include_dashboard=False, _temp_dir=str(self._folder), **_TERSE
+        )
+
+
+_TERSE: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _restore(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _why_not(where: str, error: Exception) -> str:
+    if where == "auto":
+        return (
+            f"no Ray cluster was found ({error}): start one with `ray start --head`, set"
+            f" RAY_ADDRESS, or use --ray local"
+        )
+    if where == "local":
+        return f"Ray could not be started on this machine: {error}"
+    return f"no Ray cluster answers at {where} ({error}); give auto, local or HOST:PORT"
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep our handler of SIGTERM: Ray puts its own in its place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+def _hush(until: contextlib.ExitStack) -> None:
+    """Keep what Ray says about its nodes off the terminal, where a table is; into our log instead.
+
+    Ray prints this whatever ``log_to_driver`` says.
+    """
+    from ray._private import worker
+
+    printed = getattr(worker, "print_to_stdstream", None)
+    if printed is None:
+        return
+
+    def note(data: dict[str, Any], *_: Any, **__: Any) -> None:
+        _log.debug("ray: %s", "\n".join(data.get("lines", ())))
+
+    worker.print_to_stdstream = note
+    until.callback(setattr, worker, "print_to_stdstream", printed)
