@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster()
+        self.added: list[Any] = []
         self.add(_system_config=HEALTH)
 
     @property
@@ -38,9 +40,11 @@ class Nodes:
     def add(self, **how: Any) -> Any:
         """One node more."""
         with own_signals():
-            return self._cluster.add_node(
+            node = self._cluster.add_node(
                 num_cpus=1, object_store_memory=STORE_NBYTES, include_dashboard=False, **how
             )
+        self.added.append(node)
+        return node
 
     def kill(self, node: Any) -> None:
         """As a power cut would."""
@@ -48,6 +52,28 @@ class Nodes:
 
     def close(self) -> None:
         self._cluster.shutdown()
+
+
+def engines(within_s: float = 3.0) -> list[str]:
+    """Fork servers of this test run that do not end within so long."""
+    deadline = time.monotonic() + within_s
+    while found := _fork_servers():
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return found
+
+
+def _fork_servers() -> list[str]:
+    mark = os.environ["POLYARM_TEST_RUN"].encode()
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            command = Path(f"/proc/{entry}/cmdline").read_bytes()
+            ours = mark in Path(f"/proc/{entry}/environ").read_bytes()
+            if ours and b"polyarm.vector.forkserver" in command:
+                found.append(entry)
+    return found
 
 
 def own_signals() -> Any:

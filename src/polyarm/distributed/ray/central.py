@@ -19,6 +19,7 @@ import numpy as np
 from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
 from polyarm.distributed.ray.cluster import ray_library
 from polyarm.distributed.ray.node import stand_in
+from polyarm.distributed.ray.trees import concatenated
 from polyarm.errors import InvalidCall, PolicyError
 from polyarm.policies.loading import fits_any_space
 from polyarm.policies.torch import to_host
@@ -231,18 +232,12 @@ class CentralPolicy:
 def joined(batches: Sequence[Batch]) -> Batch:
     """The rows of several batches as one."""
     return Batch(
-        obs=_concatenated([batch.obs for batch in batches]),
+        obs=concatenated([batch.obs for batch in batches]),
         keys=tuple(key for batch in batches for key in batch.keys),
         instructions=tuple(each for batch in batches for each in batch.instructions),
         steps=np.concatenate([batch.steps for batch in batches]),
         generators=tuple(each for batch in batches for each in batch.generators),
     )
-
-
-def _concatenated(trees: Sequence[Any]) -> Any:
-    if isinstance(trees[0], Mapping):
-        return {name: _concatenated([tree[name] for tree in trees]) for name in trees[0]}
-    return np.concatenate(trees)
 
 
 def _rows(values: Any, count: int, what: str) -> Any:
