@@ -88,7 +88,8 @@ def ray_cluster() -> Iterator[Nodes]:
 
     # Ray's sockets must have short names, and its token belongs in nobody's home folder.
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
-    path = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+    inherited = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [str(SOURCES), str(Path(__file__).parent), inherited]))
     settings = {
         "PYTHONPATH": path,
         "RAY_AUTH_MODE": "disabled",

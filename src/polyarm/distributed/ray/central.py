@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
-from polyarm.distributed.ray.cluster import ray_library
+from polyarm.distributed.ray.cluster import ray_library, why
 from polyarm.distributed.ray.node import stand_in
 from polyarm.distributed.ray.trees import concatenated
 from polyarm.errors import InvalidCall, PolicyError
@@ -226,7 +226,7 @@ class CentralPolicy:
                 f"the central policy has not answered for {self._timeout_s:g} s"
             ) from None
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            raise why(error) from None
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

@@ -41,6 +41,18 @@ def ray_library() -> Any:
     return ray
 
 
+def why(error: Any) -> Exception:
+    """What an actor's call has raised there, of Ray's ``RayTaskError``."""
+    cause = error.cause
+    if isinstance(cause, ray_library().exceptions.RaySystemError):
+        lines = str(cause).strip().splitlines()
+        return MissingExtra(
+            f"what is sent there cannot be read ({lines[-1]}): the modules that policies and envs"
+            f" come from must be importable on all nodes"
+        )
+    return cause if isinstance(cause, Exception) else Exception(str(error))
+
+
 class Cluster:
     """A connection; closing it ends what was started for it, and nothing else.
 

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.cluster import Cluster, why
 from polyarm.distributed.ray.placement import RENDERING, deal_slots
 from polyarm.distributed.ray.shard import Answer, EnvNode, Shard
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
@@ -272,9 +272,8 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f" cores to spare? `ray status` says so"
             ) from None
         except exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            said = str(cause or error).strip()
-            raise BuildError(f"node {shard.node} cannot build its envs: {said}") from error
+            told = why(error) if hasattr(error, "cause") else error
+            raise BuildError(f"node {shard.node} cannot build its envs: {told}") from error
 
     def _revive(self) -> None:
         """Start the actors of lost nodes again."""
@@ -318,7 +317,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 shard.last = self._ray.get(call)
                 shard.failures = 0
             except errors.RayTaskError as error:
-                failure = failure or error.cause
+                failure = failure or why(error)
             except errors.RayError as error:
                 shard.lost = str(error).strip().splitlines()[-1]
                 shard.losses += 1
@@ -335,14 +334,15 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         try:
             return self._ray.get(list(answers))
         except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            raise why(error) from None
 
     def _untouched(self, shard: Shard, mask: NDArray[np.bool_]) -> Answer:
         """A shard's answer to a reset; one that was not reset has nothing new to say."""
         assert shard.last is not None
         if mask[shard.first : shard.stop].any():
             return shard.last
-        return replace(shard.last, info={"frame_valid": shard.last.info["frame_valid"]})
+        info = {"frame_valid": shard.last.info["frame_valid"]}
+        return replace(shard.last, rewards=np.zeros(shard.count), info=info)
 
     def _joined(self, answers: Sequence[Answer]) -> Step:
         counts = [shard.count for shard in self._shards]

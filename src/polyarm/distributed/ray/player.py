@@ -15,7 +15,7 @@ from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.distributed.ray.central import CentralPolicy, PolicyServer
-from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.cluster import Cluster, why
 from polyarm.distributed.ray.dealing import Deal
 from polyarm.distributed.ray.hosts import UNFIT, Host, Hosts
 from polyarm.distributed.ray.node import Report
@@ -189,7 +189,7 @@ class RayPlayer(Player):
         try:
             traits: dict[str, Any] = ray.get(self._server.load.remote(policy, group))
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from None
+            raise why(error) from None
         self.on_gpu |= traits.pop("device").startswith("cuda")
         return traits
 
@@ -232,8 +232,7 @@ class RayPlayer(Player):
                 if isinstance(answer, Report):
                     heard += self._take(hosts, host, answer, current.deal)
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            return heard + self._refuse(hosts, host, current, cause)
+            return heard + self._refuse(hosts, host, current, why(error))
         except ray.exceptions.RayError as error:
             return heard + self._lose(hosts, host, current, error)
         except UNFIT as error:
@@ -267,11 +266,11 @@ class RayPlayer(Player):
                 part.replace(path)
 
     def _lose(
-        self, hosts: Hosts, host: Host, current: _Round, why: Exception
+        self, hosts: Hosts, host: Host, current: _Round, error: Exception
     ) -> list[EpisodeResult]:
         """A node's actor is gone; returns episodes that there is no hope for."""
         assert self._cluster is not None
-        reason = str(why).strip().splitlines()[-1]
+        reason = str(error).strip().splitlines()[-1]
         again = current.deal.held(host.name)
         _log.warning("lost node %s; %d episodes are dealt again (%s)", host.node, again, reason)
         if self._server is not None:
@@ -292,13 +291,13 @@ class RayPlayer(Player):
         self.add_notes([f"Node {host.node} was left out: {error}"])
         return self._deal_again(host, current, str(error))
 
-    def _deal_again(self, host: Host, current: _Round, why: str) -> list[EpisodeResult]:
+    def _deal_again(self, host: Host, current: _Round, reason: str) -> list[EpisodeResult]:
         label = current.turn.label
-        return [_hopeless(label, key, why) for key in current.deal.lose(host.name)]
+        return [_hopeless(label, key, reason) for key in current.deal.lose(host.name)]
 
 
-def _hopeless(label: str, key: EpisodeKey, why: str) -> EpisodeResult:
-    message = f"every node that played it was lost: {why}"
+def _hopeless(label: str, key: EpisodeKey, reason: str) -> EpisodeResult:
+    message = f"every node that played it was lost: {reason}"
     about = {"kind": "died", "phase": "step", "message": message}
     return EpisodeResult(
         key, "error", 0, 0.0, 0.0, error=about, policy=label, finished_at=time.time()
