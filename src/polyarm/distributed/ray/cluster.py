@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -17,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from polyarm.distributed.ray.guard import Guard
 from polyarm.distributed.ray.placement import Node
 from polyarm.errors import InvalidCall, MissingExtra
 
 _log = logging.getLogger("polyarm")
 
+_TOKEN = uuid.uuid4().hex
+"""Lets nobody but this process use the cluster that it has started; Ray reads it once."""
 _LONGEST_FOLDER = 30
 """Ray makes sockets below its folder, whose paths may have no more than 107 letters."""
 
@@ -68,9 +70,8 @@ class Cluster:
 
     def __init__(self, where: str) -> None:
         self.ray = ray = ray_library()
-        self._folder: Path | None = None
         self._ours = not ray.is_initialized()
-        self._unhush = contextlib.ExitStack()
+        self._undo = contextlib.ExitStack()
         if not self._ours:
             if where == "local":
                 raise InvalidCall(
@@ -85,7 +86,7 @@ class Cluster:
             )
         with _own_signals():
             try:
-                _hush(self._unhush)
+                _hush(self._undo)
                 if where == "local":
                     self._start()
                 else:
@@ -113,28 +114,21 @@ class Cluster:
         if self._ours:
             with _own_signals():
                 self.ray.shutdown()
-            self._unhush.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._undo.close()
 
     def _start(self) -> None:
         base = tempfile.gettempdir()
-        self._folder = Path(
-            tempfile.mkdtemp(
-                prefix="polyarm-ray-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp"
-            )
-        )
-        # Nobody else is to join: a token for this run alone, and none left in the home folder.
-        secret = {"RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_AUTH_MODE": "token"}
-        chosen = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"} & os.environ.keys()
-        settings = {"RAY_USAGE_STATS_ENABLED": "0", **({} if chosen else secret)}
-        before = {name: os.environ.get(name) for name in settings}
-        self._unhush.callback(_restore, before)
-        os.environ.update(settings)
-        self.ray.init(
-            address="local", include_dashboard=False, _temp_dir=str(self._folder), **_TERSE
-        )
+        base = base if len(base) <= _LONGEST_FOLDER else "/tmp"
+        folder = tempfile.mkdtemp(prefix="polyarm-ray-", dir=base)
+        self._undo.callback(Guard(Path(folder)).dismiss)
+        names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+        before = {name: os.environ.get(name) for name in (*names, "RAY_USAGE_STATS_ENABLED")}
+        self._undo.callback(_restore, before)
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if not any(before[name] for name in names):
+            # Else Ray makes a token, leaves it in the home folder, and says so at length.
+            os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+        self.ray.init(address="local", include_dashboard=False, _temp_dir=folder, **_TERSE)
 
 
 _TERSE: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -79,14 +79,21 @@ class EvalNode:
 
     def __init__(self, options: EvalOptions, folder: str) -> None:
         stand_in(folder)
-        keeps = options.recorded != "none" or options.save_trajectories
-        self._folder = Path(tempfile.mkdtemp(prefix="polyarm-")) if keeps else None
         self._options = options
-        self._player = Player(options, self._folder)
+        self._folder: Path | None = None
+        self._own_player: Player | None = None
         self._groups: dict[int, Group] = {}
         self._turn: tuple[str, Any, int, Need] | None = None
         self._schedule = Schedule([])
         self._playing: Iterator[EpisodeResult | None] | None = None
+
+    @property
+    def _player(self) -> Player:
+        if self._own_player is None:
+            if self._options.recorded != "none" or self._options.save_trajectories:
+                self._folder = Path(tempfile.mkdtemp(prefix="polyarm-"))
+            self._own_player = Player(self._options, self._folder)
+        return self._own_player
 
     def pid(self) -> int:
         """Of the actor."""
@@ -156,19 +163,11 @@ class EvalNode:
                 break
         return self._report(results)
 
-    def stop(self) -> None:
-        """Give up what runs; envs are closed."""
-        if self._playing is not None:
-            self._player.stopping = True
-            for _ in self._playing:
-                continue
-            self._player.stopping = False
-            self._playing = None
-
     def close(self) -> None:
         """Close all envs and remove what was recorded."""
         self._playing = None
-        self._player.close()
+        if self._own_player is not None:
+            self._own_player.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,0 +1,75 @@
+"""Sees that a Ray cluster of one run ends with it, however that ends: a process of its own.
+
+Ray's main processes end with the one that started them; some of their helpers try for a minute to
+tell a cluster that is gone. The guard waits for the end of its standard input, which is when the
+run closes it or is no more, and then ends what is left of the cluster and removes its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MARK = "POLYARM_RAY_FOLDER"
+"""Variable in the environment of all processes of the cluster: its folder."""
+_PATIENCE_S = 10.0
+_AGAIN_S = 0.05
+
+
+class Guard:
+    """Guards the cluster whose processes are started from now on, until it is dismissed.
+
+    Args:
+        folder: The cluster's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # A session of its own: Ctrl-C is for the run.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "polyarm.distributed.ray.guard", str(folder)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        os.environ[MARK] = str(folder)
+
+    def dismiss(self) -> None:
+        """Wait until nothing of the cluster is left."""
+        os.environ.pop(MARK, None)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2 * _PATIENCE_S)
+
+
+def marked(folder: str) -> list[int]:
+    """Processes that belong to the cluster of this folder."""
+    mark = f"{MARK}={folder}\0".encode()
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
+            if mark in Path(f"/proc/{entry}/environ").read_bytes():
+                found.append(int(entry))
+    return found
+
+
+def main() -> None:
+    """Entry: ``python -m polyarm.distributed.ray.guard <folder>``."""
+    folder = sys.argv[1]
+    sys.stdin.buffer.read()
+    deadline = time.monotonic() + _PATIENCE_S
+    while (left := marked(folder)) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_AGAIN_S)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
