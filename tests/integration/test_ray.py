@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ray_cluster import engines, ray_cluster
 
 import polyarm
 from polyarm.contracts import Batch
+from polyarm.errors import PolicyError
 from polyarm.testing import SleepyPolicy
 
 TOYS = ["toy/count-3", "toy/count-10", "toy/count-50"]
@@ -71,6 +73,18 @@ def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them(where):
     assert facts(ours) == facts(polyarm.evaluate(Leaning(), SAWYERS, **how))
 
 
+class Stuck(Leaning):
+    """Does not answer."""
+
+    def act(self, batch):
+        time.sleep(600)
+
+
+def test_a_policy_that_hangs_on_a_node_ends_the_run_with_its_error():
+    with pytest.raises(PolicyError, match=r"not answered for 1 s.*toy/count-3"):
+        polyarm.evaluate(Stuck(), "toy/count-3", ray="auto", policy_timeout="1s", num_envs=2)
+
+
 def test_videos_and_trajectories_come_to_the_folder_of_the_run(tmp_path):
     how = {"episodes": 2, "num_envs": 2, "cameras": ("front",), "image_size": (32, 32)}
     how |= {"record": "all", "save_trajectories": True}
@@ -106,8 +120,10 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize(
     ("tasks", "options"),
     [
-        (["toy/count-3", "toy/count-10"], {"cameras": ("front",), "image_size": (8, 8)}),
-        (["toy/count-3"], {"autoreset": "same_step"}),
+        (
+            ["toy/count-3", "toy/count-10"],
+            {"cameras": ("front",), "image_size": (8, 8), "autoreset": "same_step"},
+        ),
         (SAWYERS, {"max_steps": 4}),
         ("gym/CartPole-v1", {"seed": 7}),
     ],
@@ -196,7 +212,7 @@ def test_a_node_that_joins_is_used(nodes):
 
 @pytest.mark.simulator
 def test_a_node_killed_in_mid_run_changes_no_score(nodes):
-    how = {"episodes": 12, "num_envs": 2, "chunk": 4}
+    how = {"episodes": 8, "num_envs": 2, "chunk": 4}
     options = polyarm.EvalOptions(ray="auto", **how)
     killed = []
 

@@ -57,7 +57,6 @@ class PolicyServer:
         self._questions: list[_Question] = []
         self._asked = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
-        self.batches: list[int] = []
 
     async def load(self, policy: Any, group: Group) -> dict[str, Any]:
         """Take a policy for the episodes of a group; returns its traits."""
@@ -76,10 +75,6 @@ class PolicyServer:
         self._policy = acting = await self._in_thread(suited)
         traits = {name: getattr(acting, name) for name in _TRAITS if hasattr(acting, name)}
         return {**traits, "device": str(getattr(acting, "device", ""))}
-
-    async def rows(self) -> list[int]:
-        """How many rows each decision so far was about."""
-        return list(self.batches)
 
     async def forget(self, node: str) -> None:
         """A node is gone: nothing that it still asks is answered."""
@@ -161,7 +156,6 @@ class PolicyServer:
     def _answer(self, asked: Sequence[_Question]) -> list[PolicyOutput]:
         batches = [each.batch for each in asked]
         whole = batches[0] if len(batches) == 1 else joined(batches)
-        self.batches.append(len(whole))
         try:
             output = self._acting().act(whole)
         except PolicyError as error:

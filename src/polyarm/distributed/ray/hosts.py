@@ -12,7 +12,7 @@ from typing import Any
 from polyarm import registry
 from polyarm.contracts import Footprint
 from polyarm.distributed.ray.cluster import Cluster
-from polyarm.distributed.ray.node import EvalNode, Facts, Report
+from polyarm.distributed.ray.node import EvalNode, Facts, Report, comparable
 from polyarm.distributed.ray.placement import Node, Placement, place
 from polyarm.errors import (
     BuildError,
@@ -36,6 +36,7 @@ _LOOK_FOR_NODES_S = 2.0
 _DEATHS = 3
 """An actor that dies so often without having finished an episode is not started again."""
 _CLOSE_S = 5.0
+_LONG_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +88,8 @@ class Hosts:
         self._deaths: dict[str, int] = {}
         self._started = 0
         self._looked_at = -_LOOK_FOR_NODES_S
+        self._began = time.monotonic()
+        self._warned = False
         self.unfit: dict[Node, Exception] = {}
 
     def __iter__(self) -> Iterator[Host]:
@@ -107,6 +110,12 @@ class Hosts:
                     self._start(node)
                 except HostLimit as error:
                     self.leave_out(node, error)
+        idle = not self._warned and not any(host.ready for host in self)
+        if idle and time.monotonic() - self._began > _LONG_S:
+            self._warned = True
+            _log.warning(
+                "no node has given us its cores for %g s; `ray status` says who has them", _LONG_S
+            )
 
     def wait(self) -> None:
         """Until a node has said something, or for a moment."""
@@ -133,7 +142,7 @@ class Hosts:
         facts: Facts = self._ray.get(host.examined)
         if facts.lacking:
             raise MissingExtra(f"node {host.node} lacks {'; '.join(facts.lacking)}")
-        if found := differences(protocol, facts.protocol):
+        if found := differences(comparable(protocol), facts.protocol):
             raise RunConflict(
                 f"episodes on node {host.node} would not be those of this run, because these differ"
                 f" (here is this process, there the node):\n  " + "\n  ".join(found)
@@ -155,12 +164,13 @@ class Hosts:
                     else:
                         return facts
 
-    def lost(self, host: Host) -> None:
+    def lost(self, host: Host, reason: str) -> None:
         """An actor is gone, maybe with its node; another is started if the node is still there."""
         self.remove(host)
         deaths = self._deaths[host.node.id] = self._deaths.get(host.node.id, 0) + 1
         if deaths >= _DEATHS:
-            self.leave_out(host.node, WorkerError(f"its actor died {deaths} times in a row"))
+            error = f"actors on node {host.node} died {deaths} times in a row: {reason}"
+            self.leave_out(host.node, WorkerError(error))
         self._looked_at = -_LOOK_FOR_NODES_S
 
     def works(self, host: Host) -> None:

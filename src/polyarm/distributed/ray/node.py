@@ -106,7 +106,7 @@ class EvalNode:
             for need in registry.load(suite).requirements():
                 if need.found is None:
                     lacking.append(f"{need.name} for {suite} (install it there: {need.fix})")
-        return Facts(protocol(groups, self._options), lacking)
+        return Facts(comparable(protocol(groups, self._options)), lacking)
 
     def begin(self, label: str, policy: Any, number: int, group: Group, need: Need) -> None:
         """Another turn begins; what the last one has left is given up.
@@ -187,6 +187,15 @@ class EvalNode:
                     (self._folder / name).unlink()
         wall, notes = dict(player.wall), list(player.notes)
         return Report(results, files, player.running, wall, notes, player.on_gpu)
+
+
+def comparable(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """A protocol without what is sent to nodes: functions, known by sources that are not there."""
+    tasks = {
+        name: {key: value for key, value in about.items() if key != "env"}
+        for name, about in protocol["tasks"].items()
+    }
+    return {**protocol, "tasks": tasks}
 
 
 def stand_in(folder: str) -> None:

@@ -33,8 +33,9 @@ _log = logging.getLogger("polyarm")
 _CALLS = 2
 """Calls that are under way at each node: while one is answered, the next is at work."""
 _STOP_S = 10.0
-_PLAIN = ("random", "zero", "expert", "replay:", "openpi:", "vla-eval:")
-"""Policies that need no GPU on the nodes."""
+_BUILT_IN = ("random", "zero", "expert")
+_PLAIN = ("replay:", "openpi:", "vla-eval:")
+"""Beginnings of the names of policies that need no GPU on the nodes, like those built in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class RayPlayer(Player):
         self._cluster: Cluster | None = None
         self._hosts: Hosts | None = None
         self._server: Any = None
+        self._central: bool | None = None
         self._groups: list[Group] = []
         self._protocol: dict[str, Any] = {}
         self._rounds = 0
@@ -168,13 +170,17 @@ class RayPlayer(Player):
         return _Round(self._rounds, turn, deal, policy, traits, fingerprint)
 
     def _is_plain(self) -> bool:
-        return self._options.policy.startswith(_PLAIN)
+        policy = self._options.policy
+        return policy in _BUILT_IN or policy.startswith(_PLAIN)
 
     def _is_central(self, cluster: Cluster) -> bool:
-        if self._options.ray_policy != "auto":
-            return self._options.ray_policy == "central"
-        with_gpu = [node.gpus >= 1 for node in cluster.nodes()]
-        return any(with_gpu) and not all(with_gpu) and not self._is_plain()
+        """Whether one actor has the policy for all; decided once, by the nodes that are there."""
+        if self._central is None:
+            with_gpu = [node.gpus >= 1 for node in cluster.nodes()]
+            some = any(with_gpu) and not all(with_gpu) and not self._is_plain()
+            asked = self._options.ray_policy
+            self._central = some if asked == "auto" else asked == "central"
+        return self._central
 
     def _load_centrally(self, cluster: Cluster, policy: Any, group: Group) -> Mapping[str, Any]:
         """Have the actor of the policy load it; returns its traits."""
@@ -275,7 +281,7 @@ class RayPlayer(Player):
         _log.warning("lost node %s; %d episodes are dealt again (%s)", host.node, again, reason)
         if self._server is not None:
             self._cluster.ray.get(self._server.forget.remote(host.name))
-        hosts.lost(host)
+        hosts.lost(host, reason)
         return self._deal_again(host, current, reason)
 
     def _refuse(
