@@ -22,6 +22,8 @@ def commands(pids: list[int]) -> str:
     return "\n".join(path.read_text() for path in found if path.exists())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_run_that_is_killed_and_then_interrupted_leaves_nothing_and_goes_on(
     tmp_path, plan, wait_until, running
 ):

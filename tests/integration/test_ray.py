@@ -43,14 +43,6 @@ def facts(results):
     return {e.key: (e.outcome, e.steps, e.action_hash, e.total_reward) for e in results.episodes}
 
 
-def test_two_nodes_play_what_one_machine_plays(tmp_path):
-    how = {"episodes": 12, "num_envs": 3, "chunk": 2}
-    ours = polyarm.evaluate("random", TOYS, ray="auto", out=tmp_path, **how)
-    assert facts(ours) == facts(polyarm.evaluate("random", TOYS, **how))
-    lines = [*map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())]
-    assert len(lines) == len({(line["task"], line["index"]) for line in lines}) == 36
-
-
 class Leaning:
     """Acts by what it sees, what it is told, and noise; and says how large its batches were."""
 
@@ -191,6 +183,8 @@ def test_an_actor_that_dies_is_started_again_and_its_episodes_are_dealt_again(tm
     assert killed
     assert facts(results) == facts(polyarm.evaluate(policy, TOYS, **how))
     assert {episode.attempts for episode in results.episodes} == {1, 2}
+    lines = [*map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())]
+    assert len(lines) == len({(line["task"], line["index"]) for line in lines}) == 30
 
 
 def test_a_node_that_joins_is_used(nodes):

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from polyarm.distributed.ray.cluster import Cluster, why
-from polyarm.distributed.ray.placement import RENDERING, deal_slots
+from polyarm.distributed.ray.placement import RENDERING, Node, deal_slots
 from polyarm.distributed.ray.shard import Answer, EnvNode, Shard
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
 from polyarm.errors import BuildError, ClosedEnv, InvalidCall, WorkerDied, WorkerError
@@ -284,15 +284,16 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             nodes = {node.id: node for node in self._cluster.nodes()}
             if not nodes:
                 raise WorkerError("the Ray cluster has no node with a CPU left")
-            busy = {id_: sum(s.count for s in self._shards if s.node.id == id_) for id_ in nodes}
-            busy.pop(shard.node.id, None)
             if shard.node.id not in nodes:
-                fewest = min(busy, key=lambda id_: busy[id_] / nodes[id_].cpus)
-                shard.node = nodes[fewest]
+                shard.node = min(nodes.values(), key=self._load)
             # Its cores may all be taken by the slots that it has already: they share them.
             shard.actor = self._start(shard, num_cpus=0, following=self._following(shard))
             self._await_start(shard)
             shard.lost = ""
+
+    def _load(self, node: Node) -> float:
+        """Slots per core that a node has."""
+        return sum(shard.count for shard in self._shards if shard.node == node) / node.cpus
 
     def _following(self, shard: Shard) -> dict[str, Any]:
         """What a new actor goes on with: the episodes after those that were lost."""
@@ -360,9 +361,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         )
 
     def _masked(self, given: Any) -> NDArray[np.bool_]:
-        mask: NDArray[np.bool_] = np.asarray(np.ones(self.num_envs, np.bool_))
-        if given is not None:
-            mask = np.asarray(given)
+        mask = np.ones(self.num_envs, np.bool_) if given is None else np.asarray(given)
         if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise InvalidCall(
                 f"reset_mask must be a bool array of shape ({self.num_envs},) with at least one"
