@@ -18,7 +18,7 @@ from ray_cluster import engines, ray_cluster
 
 import polyarm
 from polyarm.contracts import Batch
-from polyarm.errors import PolicyError
+from polyarm.errors import InvalidCall, PolicyError
 from polyarm.testing import SleepyPolicy
 
 TOYS = ["toy/count-3", "toy/count-10", "toy/count-50"]
@@ -41,6 +41,11 @@ def no_leaks(nodes):
 
 def facts(results):
     return {e.key: (e.outcome, e.steps, e.action_hash, e.total_reward) for e in results.episodes}
+
+
+def test_a_program_that_is_connected_is_told_so_when_it_asks_for_another_cluster(nodes):
+    with pytest.raises(InvalidCall, match=f"already, at {nodes.address}"):
+        polyarm.evaluate("zero", "toy/count-3", ray="local")
 
 
 class Leaning:
@@ -145,6 +150,7 @@ def test_a_vector_env_on_two_nodes_is_one_of_one_machine(tasks, options):
 
 def test_slots_of_a_lost_actor_deliver_an_error_and_go_on_with_their_next_episodes():
     with polyarm.make_vec("toy/count-10", num_envs=4, hosts="ray") as envs:
+        envs.set_attr("length", [10, 10, 11, 11])
         envs.reset(seed=1)
         actions = np.zeros((4, 2), np.float32)
         before = envs.step(actions)[0]["state"]
@@ -156,6 +162,7 @@ def test_slots_of_a_lost_actor_deliver_an_error_and_go_on_with_their_next_episod
         assert truncated.tolist() == [False, False, True, True]
         assert not terminated.any()
         assert rewards.tolist() == [2.0, 2.0, 0.0, 0.0]
+        assert envs.call("length") == (10, 10, 11, 11)
         np.testing.assert_array_equal(obs["state"][2:], before[2:])
         obs, _, _, truncated, info = envs.step(actions)
         assert not truncated.any()

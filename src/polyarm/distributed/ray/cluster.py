@@ -73,10 +73,11 @@ class Cluster:
         self._ours = not ray.is_initialized()
         self._undo = contextlib.ExitStack()
         if not self._ours:
-            if where == "local":
+            address = ray.get_runtime_context().gcs_address
+            if where not in ("auto", address):
                 raise InvalidCall(
-                    "this program is connected to a Ray cluster already: use ray='auto' for it, or"
-                    " call ray.shutdown() first"
+                    f"this program is connected to a Ray cluster already, at {address}, and is"
+                    f" asked for {where!r}: use 'auto', or call ray.shutdown() first"
                 )
             return
         if where.startswith("ray://"):
@@ -120,7 +121,8 @@ class Cluster:
         base = tempfile.gettempdir()
         base = base if len(base) <= _LONGEST_FOLDER else "/tmp"
         folder = tempfile.mkdtemp(prefix="polyarm-ray-", dir=base)
-        self._undo.callback(Guard(Path(folder)).dismiss)
+        guard = Guard(Path(folder))
+        self._undo.callback(guard.dismiss)
         names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
         before = {name: os.environ.get(name) for name in (*names, "RAY_USAGE_STATS_ENABLED")}
         self._undo.callback(_restore, before)
@@ -128,7 +130,8 @@ class Cluster:
         if not any(before[name] for name in names):
             # Else Ray makes a token, leaves it in the home folder, and says so at length.
             os.environ["RAY_AUTH_TOKEN"] = _TOKEN
-        self.ray.init(address="local", include_dashboard=False, _temp_dir=folder, **_TERSE)
+        with guard.recruiting():
+            self.ray.init(address="local", include_dashboard=False, _temp_dir=folder, **_TERSE)
 
 
 _TERSE: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

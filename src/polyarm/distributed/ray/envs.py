@@ -60,6 +60,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._tasks = expand_tasks(arguments.pop("tasks"))
         self._autoreset = arguments["autoreset"]
         self._shards: list[Shard] = []
+        self._attributes: dict[str, Sequence[Any]] = {}
         self._cluster = Cluster(where)
         self._ray = self._cluster.ray
         self._finalizer = weakref.finalize(self, _close, self._cluster, self._shards)
@@ -94,10 +95,10 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             return shard.actor.reset.remote(seeds, own)
 
         touched = [shard for shard in self._shards if mask[shard.first : shard.stop].any()]
-        while touched:  # a reset that fails is tried again elsewhere
+        while touched:
             self._gather(touched, start)
             touched = [shard for shard in touched if shard.lost]
-            self._revive()
+            self._revive()  # a reset that fails is tried again with new envs
         answers = [self._untouched(shard, mask) for shard in self._shards]
         obs, _, _, _, info = self._joined(answers)
         return obs, info
@@ -118,7 +119,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise InvalidCall("call reset() first")
         if len(checked) == 1 and not isinstance(actions, dict | tuple):
             actions = checked[0] if chunked else checked[0][:, 0]
-        ended = [shard for shard in self._shards if shard.lost]
+        ended = [shard for shard in self._shards if shard.lost or shard.fresh]
         if ended and self._autoreset == "disabled":
             slots = [slot for shard in ended for slot in range(shard.first, shard.stop)]
             raise InvalidCall(
@@ -156,16 +157,19 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute on every env: one value for all, or a list or tuple with one each."""
+        """Set an attribute on every env: one value for all, or a list or tuple with one each.
+
+        Envs that are built again get it again.
+        """
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
         self._revive()
-        answers = [
-            shard.actor.ask.remote("set_attr", name, list(each[shard.first : shard.stop]))
-            for shard in self._shards
-        ]
-        self._get(answers)
+        self._get([self._set(shard, name, each) for shard in self._shards])
+        self._attributes[name] = each
+
+    def _set(self, shard: Shard, name: str, values: Sequence[Any]) -> Any:
+        return shard.actor.ask.remote("set_attr", name, list(values[shard.first : shard.stop]))
 
     def render(self) -> tuple[Any, ...] | None:
         """What every env's ``render()`` returns."""
@@ -289,7 +293,9 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             # Its cores may all be taken by the slots that it has already: they share them.
             shard.actor = self._start(shard, num_cpus=0, following=self._following(shard))
             self._await_start(shard)
-            shard.lost = ""
+            for name, each in self._attributes.items():
+                self._get([self._set(shard, name, each)])
+            shard.lost, shard.fresh = "", True
 
     def _load(self, node: Node) -> float:
         """Slots per core that a node has."""
@@ -316,7 +322,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for shard, call in calls:
             try:
                 shard.last = self._ray.get(call)
-                shard.failures = 0
+                shard.failures, shard.fresh = 0, False
             except errors.RayTaskError as error:
                 failure = failure or why(error)
             except errors.RayError as error:
@@ -336,6 +342,8 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             return self._ray.get(list(answers))
         except self._ray.exceptions.RayTaskError as error:
             raise why(error) from None
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(f"a node was lost: {error}; its slots are built again") from error
 
     def _untouched(self, shard: Shard, mask: NDArray[np.bool_]) -> Answer:
         """A shard's answer to a reset; one that was not reset has nothing new to say."""

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "POLYARM_RAY_FOLDER"
@@ -23,7 +24,7 @@ _AGAIN_S = 0.05
 
 
 class Guard:
-    """Guards the cluster whose processes are started from now on, until it is dismissed.
+    """Guards a cluster until it is dismissed.
 
     Args:
         folder: The cluster's.
@@ -36,11 +37,19 @@ class Guard:
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
-        os.environ[MARK] = str(folder)
+        self._folder = str(folder)
+
+    @contextlib.contextmanager
+    def recruiting(self) -> Iterator[None]:
+        """Processes that are started meanwhile, and what they start later, are the cluster's."""
+        os.environ[MARK] = self._folder
+        try:
+            yield
+        finally:
+            del os.environ[MARK]
 
     def dismiss(self) -> None:
         """Wait until nothing of the cluster is left."""
-        os.environ.pop(MARK, None)
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -121,6 +121,7 @@ class Shard:
         lost: Why its actor is gone; "" while it is there.
         losses: How often that happened.
         failures: The same, since its last answer.
+        fresh: Whether its actor is another one since, which has not been reset.
     """
 
     first: int
@@ -132,6 +133,7 @@ class Shard:
     lost: str = ""
     losses: int = 0
     failures: int = 0
+    fresh: bool = False
 
     @property
     def count(self) -> int:
