@@ -113,11 +113,11 @@ class RayPlayer(Player):
             hosts.look()
             hosts.require_some()
             for host in hosts:
-                yield from self._hear(hosts, host, current)
-            for host in hosts:
                 if host.ready:
                     self._tell(hosts, host, current)
             hosts.wait()
+            for host in hosts:
+                yield from self._hear(hosts, host, current)
             yield None
         deadline = time.monotonic() + _STOP_S
         while any(host.calls for host in hosts) and time.monotonic() < deadline:
