@@ -139,9 +139,7 @@ class Hosts:
         """
         if host.ready or not self.has_come(host.examined):
             return
-        facts: Facts = self._ray.get(host.examined)
-        if facts.lacking:
-            raise MissingExtra(f"node {host.node} lacks {'; '.join(facts.lacking)}")
+        facts = self._facts(host)
         if found := differences(comparable(protocol), facts.protocol):
             raise RunConflict(
                 f"episodes on node {host.node} would not be those of this run, because these differ"
@@ -157,12 +155,16 @@ class Hosts:
             for host in self:
                 if self.has_come(host.examined):
                     try:
-                        facts: Facts = self._ray.get(host.examined)
-                    except self._ray.exceptions.RayError as error:
+                        return self._facts(host)
+                    except (MissingExtra, self._ray.exceptions.RayError) as error:
                         self.leave_out(host.node, error)
                         self.remove(host)
-                    else:
-                        return facts
+
+    def _facts(self, host: Host) -> Facts:
+        facts: Facts = self._ray.get(host.examined)
+        if facts.lacking:
+            raise MissingExtra(f"node {host.node} lacks {'; '.join(facts.lacking)}")
+        return facts
 
     def lost(self, host: Host, reason: str) -> None:
         """An actor is gone, maybe with its node; another is started if the node is still there."""

@@ -205,8 +205,10 @@ class RayPlayer(Player):
         """Let a node go on, with more episodes if it needs some."""
         turn, deal = current.turn, current.deal
         slots = min(host.placement.num_envs, turn.need.missing)
+        # One for each slot, of its own task: a slot that found another's would switch to it.
+        spare = slots if len(turn.group.specs) > 1 else 1
         while len(host.calls) < _CALLS:
-            ahead = 1 + 2 * len(host.report.results)
+            ahead = spare + 2 * len(host.report.results)
             keys = deal.deal(host.name, slots, ahead, len(hosts))
             if not deal.held(host.name):
                 return
