@@ -35,7 +35,7 @@ def test_a_run_that_is_killed_and_then_interrupted_leaves_nothing_and_goes_on(
         assert all(name in commands(family) for name in FAMILY)
         process.kill()
         process.wait()
-        wait_until(lambda: not any(map(running, family)), 20, "all processes gone")
+        wait_until(lambda: not any(map(running, family)), 20, commands(family))
     kept = faults.lines(out)
     assert 0 < kept < EPISODES
     with command(out, "--ray", "local") as process:
@@ -46,7 +46,7 @@ def test_a_run_that_is_killed_and_then_interrupted_leaves_nothing_and_goes_on(
     assert code == 130, said
     assert "Traceback" not in said, said
     assert "raylet" not in said, said
-    wait_until(lambda: not any(map(running, family)), 20, "all processes gone")
+    wait_until(lambda: not any(map(running, family)), 20, commands(family))
     faults.plan(plan)
     with command(out) as process:
         code, said = process.end()

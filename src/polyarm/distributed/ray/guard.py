@@ -21,6 +21,8 @@ MARK = "POLYARM_RAY_FOLDER"
 """Variable in the environment of all processes of the cluster: its folder."""
 _PATIENCE_S = 10.0
 _AGAIN_S = 0.05
+_EMPTY_LOOKS = 10
+"""A process that is just being started shows no environment for a moment."""
 
 
 class Guard:
@@ -71,8 +73,10 @@ def main() -> None:
     """Entry: ``python -m polyarm.distributed.ray.guard <folder>``."""
     folder = sys.argv[1]
     sys.stdin.buffer.read()
-    deadline = time.monotonic() + _PATIENCE_S
-    while (left := marked(folder)) and time.monotonic() < deadline:
+    deadline, empty = time.monotonic() + _PATIENCE_S, 0
+    while empty < _EMPTY_LOOKS and time.monotonic() < deadline:
+        left = marked(folder)
+        empty = 0 if left else empty + 1
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
