@@ -64,18 +64,29 @@ def marked(folder: str) -> list[int]:
     found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it ended meanwhile, or is somebody else's
-            if mark in Path(f"/proc/{entry}/environ").read_bytes():
+            # A process that has given itself a title may have written over its environment.
+            if mark in Path(f"/proc/{entry}/environ").read_bytes() or _writes_to(folder, entry):
                 found.append(int(entry))
     return found
 
 
+def _writes_to(folder: str, pid: str) -> bool:
+    """Whether a process has a file of this folder open, such as a log."""
+    descriptors = [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            if os.readlink(descriptor).startswith(f"{folder}/"):
+                return True
+    return False
+
+
 def main() -> None:
     """Entry: ``python -m polyarm.distributed.ray.guard <folder>``."""
-    folder = sys.argv[1]
+    folder, run = sys.argv[1], os.getppid()
     sys.stdin.buffer.read()
     deadline, empty = time.monotonic() + _PATIENCE_S, 0
     while empty < _EMPTY_LOOKS and time.monotonic() < deadline:
-        left = marked(folder)
+        left = [pid for pid in marked(folder) if pid != run]
         empty = 0 if left else empty + 1
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
