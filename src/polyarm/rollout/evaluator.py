@@ -24,8 +24,8 @@ from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.journal import Finished, Journal, read_episodes
 from polyarm.rollout.live_envs import Need
 from polyarm.rollout.options import EvalOptions, seconds
-from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges, protocol
-from polyarm.rollout.player import TIMES, Player, Turn
+from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges
+from polyarm.rollout.player import TIMES, Turn, make_player
 from polyarm.rollout.sharing import (
     Member,
     Sharing,
@@ -95,6 +95,8 @@ class Evaluator:
             raise InvalidCall("ranks share a run by its folder: give out")
         elif options.recorded != "none" or options.save_trajectories or options.save_dataset:
             raise InvalidCall("videos, trajectories and datasets need a folder: give out")
+        if options.ray is not None and member is not None:
+            raise InvalidCall("ray deals the episodes to its nodes: run one process, not ranks")
         if options.save_dataset and observed_slots is not None:
             raise InvalidCall("a dataset needs all slots: leave observed_slots out")
         refuse_own_options(options.suite_settings())
@@ -106,10 +108,10 @@ class Evaluator:
         self._dataset: DatasetExport | None = None
         if folder is not None and options.save_dataset is not None:
             self._dataset = DatasetExport(options, folder, self.groups)
-        self._player = Player(options, folder, observed_slots, self._dataset)
+        self._player = make_player(options, folder, observed_slots, self._dataset)
         for group in self.groups:
             self._player.envs.check_recording(group)
-        self._protocol = protocol(self.groups, options)
+        self._protocol = self._player.protocol(self.groups)
         self.planned = [key for group in self.groups for key in group.keys(options)]
         self._policies: dict[str, Any] = {}
         self._wall_before = dict.fromkeys(_TIMES, 0.0)

@@ -84,6 +84,10 @@ class EvalOptions(NamesTasks):
         retry_errors: Run episodes again that ended as errors in an earlier run of this command.
         fresh: Forget what an earlier run has left in the folder.
         stop_after: Stop cleanly after so long, such as 3h50m; the same command goes on later.
+        ray: Play on the nodes of a Ray cluster: auto for the one that runs, local to start one on
+            this machine for this run, or HOST:PORT; num_envs are then each node's.
+        ray_policy: Where the policy is then: replicate puts one on every node, central has one
+            that all nodes ask; auto is central where some nodes have a GPU and others none.
         report_to: Also report to wandb, trackio or tensorboard.
         dry_run: Only say how many episodes there are and how long they will take.
         ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number: its envs
@@ -130,6 +134,8 @@ class EvalOptions(NamesTasks):
     retry_errors: bool = False
     fresh: bool = False
     stop_after: str | None = None
+    ray: str | None = None
+    ray_policy: Literal["auto", "replicate", "central"] = "auto"
     report_to: str | None = None
     dry_run: bool = False
     ddp_bind_gpu: bool = False
@@ -143,8 +149,8 @@ class EvalOptions(NamesTasks):
             object.__setattr__(self, name, None if listed is None else tuple(listed))
         if self.save_dataset is not None:
             object.__setattr__(self, "save_dataset", str(self.save_dataset))
-        if self.dataset_episodes not in ("all", "successes"):
-            raise UnknownName("choice of episodes", self.dataset_episodes, ["all", "successes"])
+        _require_one_of("choice of episodes", self.dataset_episodes, "all", "successes")
+        _require_one_of("ray-policy", self.ray_policy, "auto", "replicate", "central")
         for name in ("repeats", "chunk", "video_stride", "max_attempts"):
             _require(name, getattr(self, name), 1)
         for name in ("episodes", "num_envs", "num_envs_total", "max_envs", "execute", "max_batch"):
@@ -228,6 +234,11 @@ def options_from(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(named.get("task"), list):
         named["task"] = ",".join(named["task"])
     return named
+
+
+def _require_one_of(kind: str, value: str, *valid: str) -> None:
+    if value not in valid:
+        raise UnknownName(kind, value, valid)
 
 
 def _require(name: str, value: Any, least: int) -> None:

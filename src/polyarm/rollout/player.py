@@ -5,10 +5,12 @@ An evaluation has one in its own process; a cluster has one on every node.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult, Policy
 from polyarm.rollout.acting import Policies, PolicyLike, known_space, own_execute
@@ -16,11 +18,13 @@ from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.live_envs import LiveEnvs, Need
 from polyarm.rollout.options import EvalOptions, seconds
-from polyarm.rollout.plan import Group
+from polyarm.rollout.plan import Group, protocol
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
 
 TIMES = ("startup", "policy", "sim", "frames")
+_OF_A_CLUSTER = "polyarm.distributed.ray.player:RayPlayer"
+"""Loaded by its name: what runs on many machines is built upon this, not the other way round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,10 @@ class Player:
         self._stopping = stopping
         if self._runner is not None:
             self._runner.stopping = stopping
+
+    def protocol(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """Everything that shapes the episodes of these tasks, where they are played."""
+        return protocol(groups, self._options)
 
     def play(self, turn: Turn, schedule: Schedule | None = None) -> Iterator[EpisodeResult | None]:
         """Play a turn; yields None now and then.
@@ -198,3 +206,17 @@ class Player:
                 f" predicts at a time ({predicted}) is all executed, so no predictions overlap."
             )
         return notes
+
+
+def make_player(
+    options: EvalOptions,
+    folder: Path | None,
+    observed_slots: Sequence[int] | None,
+    dataset: DatasetExport | None,
+) -> Player:
+    """The player that the options ask for: of this process, or of a cluster."""
+    kind: type[Player] = Player
+    if options.ray is not None:
+        module, _, name = _OF_A_CLUSTER.partition(":")
+        kind = getattr(importlib.import_module(module), name)
+    return kind(options, folder, observed_slots, dataset)

@@ -490,6 +490,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             slot, problem = next(iter(problems.items()))
             raise BuildError(f"could not switch slot {slot} to {task}: {problem}")
 
+    def take_part(self, first: int, total: int) -> None:
+        """Be the slots from ``first`` on of a larger batch, whose others run elsewhere.
+
+        Episodes and seeds are then those of that batch. To be called before the first reset.
+        """
+        self._episodes.take_part(first, total)
+
     # Looking at the block.
 
     def history(self) -> dict[str, Any]:

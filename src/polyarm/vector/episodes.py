@@ -34,7 +34,8 @@ class Episodes:
     """
 
     def __init__(self, num_envs: int, *, episodic: bool, seed: int | None, scatter: bool) -> None:
-        self._num_envs = num_envs
+        self._num_envs = self._total = num_envs
+        self._first = 0
         self._episodic = episodic
         self._seeds: list[int | None] = [None] * num_envs
         self._restarts = [0] * num_envs
@@ -46,6 +47,14 @@ class Episodes:
         if seed is None and scatter:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         self.begin(np.arange(num_envs, dtype=np.intp), seed, {})
+
+    def take_part(self, first: int, total: int) -> None:
+        """Go on as the slots from ``first`` on of a batch of ``total``; before the first reset."""
+        self.version += 1
+        self._first, self._total = first, total
+        self.next += first
+        self._seeds = [None if seed is None else seed + first for seed in self._seeds]
+        self._reseed = {slot: seed + first for slot, seed in self._reseed.items()}
 
     def begin(self, slots: Slots, seed: Seed, options: dict[str, Any]) -> None:
         """Take over what the user asked of a reset; removes our own keys from ``options``."""
@@ -75,9 +84,10 @@ class Episodes:
         elif isinstance(seed, Sequence):
             for slot, one in zip(slots, self._spread(slots, seed), strict=True):
                 if one is not None:
-                    self.next[slot] = _checked(one) * STREAM + slot
+                    self.next[slot] = _checked(one) * STREAM + self._first + slot
         elif seed is not None or start is not None:
-            self.next[slots] = _checked(seed or 0) * STREAM + int(start or 0) + slots
+            begin = _checked(seed or 0) * STREAM + int(start or 0) + self._first
+            self.next[slots] = begin + slots
 
     def _begin_seeds(self, slots: Slots, seed: Seed) -> None:
         for slot, one in zip(slots, self._spread(slots, seed), strict=True):
@@ -88,7 +98,8 @@ class Episodes:
 
     def _spread(self, slots: Slots, seed: Seed) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):
-            return [None if seed is None else _checked(int(seed) + int(slot)) for slot in slots]
+            first = self._first
+            return [None if seed is None else _checked(int(seed) + first + int(s)) for s in slots]
         if len(seed) == self._num_envs:
             return [None if seed[slot] is None else _checked(seed[slot]) for slot in slots]
         raise InvalidCall(
@@ -111,7 +122,7 @@ class Episodes:
         """Note that these slots have been reset: their next episode is under way."""
         self.version += 1
         self.current[slots] = self.next[slots]
-        self.next[slots] += self._num_envs
+        self.next[slots] += self._total
         if self._reseed:
             for slot in slots.tolist():
                 self._reseed.pop(slot, None)
@@ -122,7 +133,7 @@ class Episodes:
         self.version += 1
         self._restarts[slot] += 1
         if resetting:
-            self.next[slot] += self._num_envs
+            self.next[slot] += self._total
         seed = self._seeds[slot]
         if seed is not None and slot not in self._asked:
             entropy = np.random.SeedSequence(seed, spawn_key=(self._restarts[slot],))

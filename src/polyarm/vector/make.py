@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -24,6 +25,8 @@ from polyarm.vector.workerstate import WorkerOptions
 TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
 Start = Literal["auto", "built", "imports", "fresh"]
 
+_OF_A_CLUSTER = "polyarm.distributed.ray.envs:RayVectorEnv"
+"""Loaded by its name: what runs on many machines is built upon this, not the other way round."""
 _CAREFUL_FIRST: tuple[ForkMode, ...] = ("never", "imports", "built")
 _STARTS: dict[str, ForkMode] = {"built": "built", "imports": "imports", "fresh": "never"}
 
@@ -54,6 +57,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     observer_options: Mapping[str, Any] | None = None,
     observed_slots: Sequence[int] | None = None,
     seed: int | None = None,
+    hosts: str = "local",
     **suite_options: Any,
 ) -> VectorEnv:
     """Make a vector env of ``num_envs`` slots.
@@ -92,6 +96,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         observer_options: Keyword arguments of the factory.
         observed_slots: Slots that have an observer; None for all.
         seed: Default seed of the first reset.
+        hosts: ``"local"``, or ``"ray"`` to deal the slots to the nodes of a Ray cluster: the one
+            that runs, or as for ``polyarm eval`` ``"ray:local"`` or ``"ray:HOST:PORT"``.
         **suite_options: Options of the suite, such as ``success="last"`` for Meta-World.
 
     Returns:
@@ -102,11 +108,15 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         BuildError: When an env cannot be built.
         HostLimit: When the shared block does not fit in memory.
     """
+    arguments = dict(locals())  # while there is nothing else
     _check_counts(num_envs, num_workers, ring)
+    _check_choice("hosts", hosts.partition(":")[0], ("local", "ray"))
     _check_choice("frames", frames, get_args(Frames))
     _check_choice("autoreset", autoreset, get_args(Autoreset))
     _check_choice("infos", infos, get_args(Infos))
     _check_choice("start", start, get_args(Start))
+    if hosts != "local":
+        return _on_a_cluster(arguments)
 
     def plan(slot: int, task: TaskLike) -> SlotPlan:
         spec = specify(task, tuple(cameras), image_size, suite_options)
@@ -175,6 +185,14 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         for suite, spec in zip(suites, dealt, strict=True)
     ]
     return VectorEnv(engine, plans, settings, delivery, plan, provenance)
+
+
+def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:
+    module, _, name = _OF_A_CLUSTER.partition(":")
+    where = arguments.pop("hosts").partition(":")[2] or "auto"
+    arguments |= arguments.pop("suite_options")
+    made: VectorEnv = getattr(importlib.import_module(module), name)(where, arguments)
+    return made
 
 
 def _provenance(suite: Suite, spec: EnvSpec) -> Mapping[str, Any]:

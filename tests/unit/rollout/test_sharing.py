@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from polyarm import RunConflict
+from polyarm import InvalidCall, RunConflict
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.rollout import runlock, sharing
 from polyarm.rollout.evaluator import Evaluator
@@ -198,6 +198,11 @@ def test_a_rank_that_was_requeued_on_another_host_waits_until_it_is_known_to_be_
 def evaluator(folder, number, **options):
     given = EvalOptions(num_envs=1, num_workers=0, episodes=2, **options)
     return Evaluator([SHORT], given, folder, member=Member(number, 2, "job"))
+
+
+def test_ranks_do_not_share_a_cluster_of_ray_too(tmp_path):
+    with pytest.raises(InvalidCall, match="one process, not ranks"):
+        evaluator(tmp_path, 0, ray="auto")
 
 
 def test_a_rank_alone_plays_everything_and_another_finds_nothing_left(tmp_path):

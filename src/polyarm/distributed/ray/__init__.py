@@ -1,0 +1,1 @@
+"""Many machines under Ray: each of its nodes runs the local engine in one actor."""

@@ -1,0 +1,401 @@
+"""A vector env whose slots are on many machines: one batch for a trainer, one engine per node.
+
+Nodes step side by side, each its own slots; what they return is put together in the order of the
+slots. Episodes and seeds are those of a vector env of the same size on one machine. The slots of
+a lost node deliver an error and are built again, on that node if it is still there, else on one
+that is left.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from polyarm.distributed.ray.cluster import Cluster, why
+from polyarm.distributed.ray.placement import RENDERING, Node, deal_slots
+from polyarm.distributed.ray.shard import Answer, EnvNode, Shard
+from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
+from polyarm.errors import BuildError, ClosedEnv, InvalidCall, WorkerDied, WorkerError
+from polyarm.vector.actions import ActionCheck
+from polyarm.vector.layout import leaves
+from polyarm.vector.make import expand_tasks
+
+Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
+
+_START_S = 120.0
+"""How long a node may take to give an actor its cores, besides the time for building envs."""
+_CLOSE_S = 5.0
+
+
+class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Slots on the nodes of a Ray cluster; made by ``make_vec(…, hosts="ray")``.
+
+    It has the lockstep half of `VectorEnv`: observations are arrays of their own.
+
+    Args:
+        where: Which cluster, as for `Cluster`.
+        arguments: Of `make_vec`.
+
+    Raises:
+        BuildError: A node cannot build its envs.
+        InvalidCall: There is no such cluster, or something cannot be had on one.
+    """
+
+    def __init__(self, where: str, arguments: dict[str, Any]) -> None:
+        if arguments["observer"]:
+            raise InvalidCall("observers write files where their envs are: not with hosts='ray'")
+        if arguments["frames"] == "every":
+            raise InvalidCall("frames='every' stays on one machine: use 'last' with hosts='ray'")
+        self.closed = True
+        self.num_envs = arguments["num_envs"]
+        self._arguments = arguments
+        self._tasks = expand_tasks(arguments.pop("tasks"))
+        self._autoreset = arguments["autoreset"]
+        self._shards: list[Shard] = []
+        self._attributes: dict[str, Sequence[Any]] = {}
+        self._cluster = Cluster(where)
+        self._ray = self._cluster.ray
+        self._finalizer = weakref.finalize(self, _close, self._cluster, self._shards)
+        self.closed = False
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    # Lockstep.
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all slots, or those in ``options["reset_mask"]``; as `VectorEnv.reset`."""
+        self._revive()
+        options = dict(options or {})
+        mask = self._masked(options.pop("reset_mask", None))
+        chosen = np.flatnonzero(mask)
+        episodes = options.pop("episodes", None)
+        each = None if episodes is None else np.broadcast_to(np.asarray(episodes), chosen.shape)
+
+        def start(shard: Shard) -> Any:
+            own = dict(options)
+            part = mask[shard.first : shard.stop]
+            if not part.all():
+                own["reset_mask"] = part
+            if each is not None:
+                own["episodes"] = each[(chosen >= shard.first) & (chosen < shard.stop)]
+            seeds = seed if seed is None or np.ndim(seed) == 0 else _slice(seed, shard)
+            return shard.actor.reset.remote(seeds, own)
+
+        touched = [shard for shard in self._shards if mask[shard.first : shard.stop].any()]
+        while touched:
+            self._gather(touched, start)
+            touched = [shard for shard in touched if shard.lost]
+            self._revive()  # a reset that fails is tried again with new envs
+        answers = [self._untouched(shard, mask) for shard in self._shards]
+        obs, _, _, _, info = self._joined(answers)
+        return obs, info
+
+    def step(self, actions: Any) -> Step:
+        """Step all slots once; as `VectorEnv.step`."""
+        return self._lockstep("step", actions, chunked=False)
+
+    def step_chunk(self, actions: Any) -> Step:
+        """Run up to K steps in every slot; as `VectorEnv.step_chunk`."""
+        return self._lockstep("step_chunk", actions, chunked=True)
+
+    def _lockstep(self, method: str, actions: Any, *, chunked: bool) -> Step:
+        self._require_open()
+        everyone = np.arange(self.num_envs, dtype=np.intp)
+        checked, chunk = self._check(actions, everyone, chunked=chunked)
+        if any(shard.last is None for shard in self._shards):
+            raise InvalidCall("call reset() first")
+        if len(checked) == 1 and not isinstance(actions, dict | tuple):
+            actions = checked[0] if chunked else checked[0][:, 0]
+        ended = [shard for shard in self._shards if shard.lost or shard.fresh]
+        if ended and self._autoreset == "disabled":
+            slots = [slot for shard in ended for slot in range(shard.first, shard.stop)]
+            raise InvalidCall(
+                f"slots {slots} have ended and autoreset is disabled: reset them with"
+                f" options={{'reset_mask': …}}"
+            )
+        self._revive()
+
+        def start(shard: Shard) -> Any:
+            if shard in ended:  # the step of an ended slot is a reset
+                return shard.actor.reset.remote(None, {})
+            part = rows(actions, shard.first, shard.stop)
+            return getattr(shard.actor, method).remote(part)
+
+        self._gather(self._shards, start)
+        answers = []
+        for shard in self._shards:
+            assert shard.last is not None
+            if shard.lost:
+                shard.last = shard.failed(shard.last, chunk)
+            answer = shard.last
+            if chunk is not None and answer.rewards.ndim == 1:
+                answer = replace(answer, rewards=np.zeros((shard.count, chunk)))
+            answers.append(answer)
+        return self._joined(answers)
+
+    # Reaching into the envs.
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every env, or read an attribute; one value per slot."""
+        return self._everyone("call", name, *args, **kwargs)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute on every env: one value for all, or a list or tuple with one each.
+
+        Envs that are built again get it again.
+        """
+        each = values if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
+        self._revive()
+        self._get([self._set(shard, name, each) for shard in self._shards])
+        self._attributes[name] = each
+
+    def _set(self, shard: Shard, name: str, values: Sequence[Any]) -> Any:
+        return shard.actor.ask.remote("set_attr", name, list(values[shard.first : shard.stop]))
+
+    def render(self) -> tuple[Any, ...] | None:
+        """What every env's ``render()`` returns."""
+        return self._everyone("render")
+
+    def _everyone(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        self._revive()
+        answers = [shard.actor.ask.remote(name, *args, **kwargs) for shard in self._shards]
+        return tuple(value for part in self._get(answers) for value in part)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Full task name of every slot."""
+        return tuple(task for shard in self._shards for task in shard.about["tasks"])
+
+    @property
+    def episodes(self) -> NDArray[np.int64]:
+        """Episode index of every slot; meaningful for suites."""
+        parts = [
+            np.full(shard.count, -1, np.int64) if shard.last is None else shard.last.episodes
+            for shard in self._shards
+        ]
+        return np.concatenate(parts)
+
+    @property
+    def episodic(self) -> bool:
+        """Whether ``options["episodes"]`` chooses episodes; else seeds do."""
+        return bool(self._shards[0].about["episodic"])
+
+    @property
+    def nodes(self) -> list[tuple[str, int]]:
+        """Where slots are: a node, and how many it has."""
+        return [(str(shard.node), shard.count) for shard in self._shards]
+
+    def close(self, **_: Any) -> None:
+        """End all actors and their workers, and the connection."""
+        if not self.closed:
+            self.closed = True
+            self._finalizer()
+
+    def __enter__(self) -> RayVectorEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Building, and building again.
+
+    def _build(self) -> None:
+        nodes = self._cluster.nodes()
+        if not nodes:
+            raise InvalidCall("the Ray cluster has no node with a CPU; see `ray status`")
+        for node, (first, stop) in zip(nodes, deal_slots(self.num_envs, nodes), strict=True):
+            if first < stop:
+                shard = Shard(first, stop, node, None)
+                shard.actor = self._start(shard, num_cpus=min(node.cpus, stop - first))
+                self._shards.append(shard)
+        for shard in self._shards:
+            self._await_start(shard)
+        first_about = self._shards[0].about
+        self.single_action_space = first_about["action_space"]
+        self.single_observation_space = first_about["observation_space"]
+        for shard in self._shards:
+            for name in ("observation_space", "action_space"):
+                if shard.about[name] != first_about[name]:
+                    raise BuildError(
+                        f"slots 0 and {shard.first} cannot share a batch: {first_about[name]} and"
+                        f" {shard.about[name]}"
+                    )
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = first_about["metadata"]
+        self.render_mode = first_about["render_mode"]
+        self.spec = first_about["spec"]
+        self.provenance = [each for shard in self._shards for each in shard.about["provenance"]]
+        action_leaves = list(leaves(self.single_action_space, "action"))
+        clip = self._arguments["clip_actions"]
+        self._check = ActionCheck(self.single_action_space, action_leaves, clip=clip)
+
+    def _start(
+        self, shard: Shard, *, num_cpus: float, following: Mapping[str, Any] | None = None
+    ) -> Any:
+        slots = range(shard.first, shard.stop)
+        tasks = [self._tasks[slot % len(self._tasks)] for slot in slots]
+        arguments = {**self._arguments, "tasks": tasks, "num_envs": shard.count}
+        renders = bool(arguments["cameras"]) and shard.node.gpus >= 1
+        kind = self._ray.remote(EnvNode).options(
+            num_cpus=num_cpus,
+            num_gpus=RENDERING if renders else 0,
+            scheduling_strategy=self._cluster.on(shard.node),
+            max_restarts=0,
+        )
+        folder = str(Path.cwd())
+        return kind.remote(arguments, shard.first, self.num_envs, folder, following or {})
+
+    def _await_start(self, shard: Shard) -> None:
+        exceptions = self._ray.exceptions
+        patience_s = self._arguments["build_timeout_s"] + _START_S
+        try:
+            shard.about = self._ray.get(shard.actor.describe.remote(), timeout=patience_s)
+        except exceptions.GetTimeoutError:
+            raise BuildError(
+                f"node {shard.node} has not built {shard.count} envs in {patience_s:g} s; has it"
+                f" cores to spare? `ray status` says so"
+            ) from None
+        except exceptions.RayError as error:
+            told = why(error) if hasattr(error, "cause") else error
+            raise BuildError(f"node {shard.node} cannot build its envs: {told}") from error
+
+    def _revive(self) -> None:
+        """Start the actors of lost nodes again."""
+        self._require_open()
+        for shard in self._shards:
+            if not shard.lost:
+                continue
+            nodes = {node.id: node for node in self._cluster.nodes()}
+            if not nodes:
+                raise WorkerError("the Ray cluster has no node with a CPU left")
+            if shard.node.id not in nodes:
+                shard.node = min(nodes.values(), key=self._load)
+            # Its cores may all be taken by the slots that it has already: they share them.
+            shard.actor = self._start(shard, num_cpus=0, following=self._following(shard))
+            self._await_start(shard)
+            for name, each in self._attributes.items():
+                self._get([self._set(shard, name, each)])
+            shard.lost, shard.fresh = "", True
+
+    def _load(self, node: Node) -> float:
+        """Slots per core that a node has."""
+        return sum(shard.count for shard in self._shards if shard.node == node) / node.cpus
+
+    def _following(self, shard: Shard) -> dict[str, Any]:
+        """What a new actor goes on with: the episodes after those that were lost."""
+        if shard.last is None:
+            return {}
+        if self.episodic:
+            return {"episodes": shard.last.episodes + self.num_envs}
+        entropy = np.random.SeedSequence(
+            self._arguments["seed"] or 0, spawn_key=(shard.first, shard.losses)
+        )
+        return {"seeds": [int(each) for each in entropy.generate_state(shard.count)]}
+
+    # Answers.
+
+    def _gather(self, shards: Sequence[Shard], start: Callable[[Shard], Any]) -> None:
+        """Have nodes work side by side; each shard's ``last`` is its answer, unless it is lost."""
+        errors = self._ray.exceptions
+        calls = [(shard, start(shard)) for shard in shards]
+        failure: BaseException | None = None
+        for shard, call in calls:
+            try:
+                shard.last = self._ray.get(call)
+                shard.failures, shard.fresh = 0, False
+            except errors.RayTaskError as error:
+                failure = failure or why(error)
+            except errors.RayError as error:
+                shard.lost = str(error).strip().splitlines()[-1]
+                shard.losses += 1
+                shard.failures += 1
+                if shard.failures > self._arguments["max_restarts"]:
+                    raise WorkerDied(
+                        f"slots {shard.first} to {shard.stop - 1} were lost {shard.failures} times"
+                        f" in a row, last with node {shard.node}: {shard.lost}"
+                    ) from error
+        if failure is not None:
+            raise failure
+
+    def _get(self, answers: Sequence[Any]) -> Any:
+        try:
+            return self._ray.get(list(answers))
+        except self._ray.exceptions.RayTaskError as error:
+            raise why(error) from None
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(f"a node was lost: {error}; its slots are built again") from error
+
+    def _untouched(self, shard: Shard, mask: NDArray[np.bool_]) -> Answer:
+        """A shard's answer to a reset; one that was not reset has nothing new to say."""
+        assert shard.last is not None
+        if mask[shard.first : shard.stop].any():
+            return shard.last
+        info = {"frame_valid": shard.last.info["frame_valid"]}
+        return replace(shard.last, rewards=np.zeros(shard.count), info=info)
+
+    def _joined(self, answers: Sequence[Answer]) -> Step:
+        counts = [shard.count for shard in self._shards]
+        for shard, answer in zip(self._shards, answers, strict=True):
+            for place, error in enumerate(answer.info.get("error", ())):
+                if error is not None:
+                    answer.info["error"][place] = replace(error, slot=shard.first + place)
+        info = merged_infos([answer.info for answer in answers], counts)
+        return (
+            concatenated([answer.obs for answer in answers]),
+            np.concatenate([answer.rewards for answer in answers]),
+            np.concatenate([answer.terminated for answer in answers]),
+            np.concatenate([answer.truncated for answer in answers]),
+            info,
+        )
+
+    def _masked(self, given: Any) -> NDArray[np.bool_]:
+        mask = np.ones(self.num_envs, np.bool_) if given is None else np.asarray(given)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise InvalidCall(
+                f"reset_mask must be a bool array of shape ({self.num_envs},) with at least one"
+                f" True, found {mask.dtype} {mask.shape}"
+            )
+        if any(shard.last is None for shard in self._shards) and not mask.all():
+            raise InvalidCall("call reset() without a reset_mask first")
+        return mask
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ClosedEnv("this vector env has been closed")
+
+
+def _slice(seed: Any, shard: Shard) -> list[int | None]:
+    return list(seed)[shard.first : shard.stop]
+
+
+def _close(cluster: Cluster, shards: list[Shard]) -> None:
+    """End actors, giving envs a moment to close."""
+    ray = cluster.ray
+    if ray.is_initialized():
+        leaving = [shard.actor.close.remote() for shard in shards if not shard.lost]
+        if leaving:
+            ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
+        for shard in shards:
+            ray.kill(shard.actor)
+    shards.clear()
+    cluster.close()

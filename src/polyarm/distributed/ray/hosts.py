@@ -1,0 +1,245 @@
+"""The nodes that play: started where there are none, left out where they would play otherwise."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from polyarm import registry
+from polyarm.contracts import Footprint
+from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.node import EvalNode, Facts, Report, comparable
+from polyarm.distributed.ray.placement import Node, Placement, place
+from polyarm.errors import (
+    BuildError,
+    DisplayError,
+    HostLimit,
+    MissingExtra,
+    RunConflict,
+    WorkerError,
+)
+from polyarm.rollout.journal import differences
+from polyarm.rollout.options import EvalOptions
+from polyarm.rollout.plan import Group
+
+_log = logging.getLogger("polyarm")
+
+UNFIT = (MissingExtra, BuildError, DisplayError, HostLimit, RunConflict, ImportError)
+"""What is wrong with a node, not with the run."""
+_LOOK_S = 0.5
+"""How long to wait for an answer before looking at other things."""
+_LOOK_FOR_NODES_S = 2.0
+_DEATHS = 3
+"""An actor that dies so often without having finished an episode is not started again."""
+_CLOSE_S = 5.0
+_LONG_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """A node that plays, or is about to.
+
+    Attributes:
+        node: Which.
+        name: Of this actor: a node that gets another actor gets another name.
+        actor: Ray's handle.
+        placement: What it asked for.
+        examined: The answer that is waited for before it may play.
+        ready: Whether it may.
+        calls: Answers that are waited for, in order.
+        turn: The last turn that it was told of.
+        report: The last that it said.
+    """
+
+    node: Node
+    name: str
+    actor: Any
+    placement: Placement
+    examined: Any
+    ready: bool = False
+    calls: list[Any] = field(default_factory=list)
+    turn: int = -1
+    report: Report = field(default_factory=Report)
+
+
+class Hosts:
+    """All nodes of a cluster that play.
+
+    Args:
+        cluster: Whose.
+        options: Of the evaluation.
+        groups: Its tasks.
+        policy: Whether nodes have policies of their own that may use a GPU.
+    """
+
+    def __init__(
+        self, cluster: Cluster, options: EvalOptions, groups: Sequence[Group], *, policy: bool
+    ) -> None:
+        self._cluster = cluster
+        self._ray = cluster.ray
+        self._options = options
+        self._groups = list(groups)
+        self._policy = policy
+        self._hosts: dict[str, Host] = {}
+        self._deaths: dict[str, int] = {}
+        self._started = 0
+        self._looked_at = -_LOOK_FOR_NODES_S
+        self._began = time.monotonic()
+        self._warned = False
+        self.unfit: dict[Node, Exception] = {}
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(list(self._hosts.values()))
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def look(self) -> None:
+        """Start an actor on every node that has none; at once after a loss, else now and then."""
+        if time.monotonic() - self._looked_at < _LOOK_FOR_NODES_S:
+            return
+        self._looked_at = time.monotonic()
+        taken = {host.node.id for host in self} | {node.id for node in self.unfit}
+        for node in self._cluster.nodes():
+            if node.id not in taken:
+                try:
+                    self._start(node)
+                except HostLimit as error:
+                    self.leave_out(node, error)
+        idle = not self._warned and not any(host.ready for host in self)
+        if idle and time.monotonic() - self._began > _LONG_S:
+            self._warned = True
+            _log.warning(
+                "no node has given us its cores for %g s; `ray status` says who has them", _LONG_S
+            )
+
+    def wait(self) -> None:
+        """Until a node has said something, or for a moment."""
+        awaited = [call for host in self for call in host.calls[:1]]
+        awaited += [host.examined for host in self if not host.ready]
+        if awaited:
+            self._ray.wait(awaited, timeout=_LOOK_S)
+        else:
+            time.sleep(_LOOK_S)
+
+    def has_come(self, answer: Any) -> bool:
+        """Whether an answer is here."""
+        return bool(self._ray.wait([answer], timeout=0)[0])
+
+    def examine(self, host: Host, protocol: Mapping[str, Any]) -> None:
+        """Let a node play, if its answer is here and its episodes are those of this protocol.
+
+        Raises:
+            MissingExtra: It has not what the suites need.
+            RunConflict: Its episodes would be others.
+        """
+        if host.ready or not self.has_come(host.examined):
+            return
+        facts = self._facts(host)
+        if found := differences(comparable(protocol), facts.protocol):
+            raise RunConflict(
+                f"episodes on node {host.node} would not be those of this run, because these differ"
+                f" (here is this process, there the node):\n  " + "\n  ".join(found)
+            )
+        host.ready = True
+
+    def first_facts(self) -> Facts:
+        """What the first node says that can say something."""
+        while True:
+            self.require_some()
+            self.wait()
+            for host in self:
+                if self.has_come(host.examined):
+                    try:
+                        return self._facts(host)
+                    except (MissingExtra, self._ray.exceptions.RayError) as error:
+                        self.leave_out(host.node, error)
+                        self.remove(host)
+
+    def _facts(self, host: Host) -> Facts:
+        facts: Facts = self._ray.get(host.examined)
+        if facts.lacking:
+            raise MissingExtra(f"node {host.node} lacks {'; '.join(facts.lacking)}")
+        return facts
+
+    def lost(self, host: Host, reason: str) -> None:
+        """An actor is gone, maybe with its node; another is started if the node is still there."""
+        self.remove(host)
+        deaths = self._deaths[host.node.id] = self._deaths.get(host.node.id, 0) + 1
+        if deaths >= _DEATHS:
+            error = f"actors on node {host.node} died {deaths} times in a row: {reason}"
+            self.leave_out(host.node, WorkerError(error))
+        self._looked_at = -_LOOK_FOR_NODES_S
+
+    def works(self, host: Host) -> None:
+        """A node has finished an episode: its failures are no longer consecutive."""
+        self._deaths.pop(host.node.id, None)
+
+    def leave_out(self, node: Node, error: Exception) -> None:
+        """Do without a node."""
+        self.unfit[node] = error
+        _log.warning("node %s is left out: %s", node, error)
+
+    def remove(self, host: Host) -> None:
+        """Forget an actor, and see that it ends."""
+        self._hosts.pop(host.name, None)
+        self._ray.kill(host.actor)
+
+    def require_some(self) -> None:
+        """Fail if nobody is left who could play.
+
+        Raises:
+            WorkerError: The cluster is empty; or what is wrong with its nodes.
+        """
+        if self._hosts:
+            return
+        if self.unfit:
+            raise next(iter(self.unfit.values()))
+        raise WorkerError(
+            "the Ray cluster has no node with a CPU (left): `ray status` says what there is, and"
+            " the same command goes on where it was"
+        )
+
+    def close(self) -> None:
+        """End all actors; envs are given a moment to close."""
+        leaving = [host.actor.close.remote() for host in self]
+        if leaving:
+            self._ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
+        for host in self:
+            self.remove(host)
+
+    def _start(self, node: Node) -> None:
+        options = self._options
+        placement = place(
+            node,
+            options.num_envs,
+            self._env_nbytes(),
+            policy=self._policy,
+            frames=bool(options.cameras) or options.recorded != "none",
+        )
+        own = replace(options, ray=None, num_envs=placement.num_envs, stop_after=None)
+        asked = {"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus}
+        if placement.memory:
+            asked["memory"] = placement.memory
+        kind = self._ray.remote(EvalNode).options(
+            scheduling_strategy=self._cluster.on(node), max_restarts=0, **asked
+        )
+        actor = kind.remote(own, str(Path.cwd()))
+        self._started += 1
+        name = f"{node.id[:8]}.{self._started}"
+        examined = actor.examine.remote(self._groups)
+        self._hosts[name] = Host(node, name, actor, placement, examined)
+
+    def _env_nbytes(self) -> int:
+        """What the largest env takes in a node's memory, where its suite says so."""
+        needs = [0]
+        for group in self._groups:
+            measure = getattr(registry.load(group.specs[0].suite), "footprint", None)
+            if measure is not None:
+                need: Footprint = measure(group.specs[0])
+                needs.append(need.host + need.graphics)
+        return max(needs)

@@ -1,0 +1,312 @@
+"""The player of a cluster: deals episodes to nodes as they finish, and takes their results.
+
+Results go to the caller, who has the journal: what a lost node had finished and reported is
+there, the rest is dealt again under the same keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polyarm.contracts import EpisodeKey, EpisodeResult
+from polyarm.distributed.ray.central import CentralPolicy, PolicyServer
+from polyarm.distributed.ray.cluster import Cluster, why
+from polyarm.distributed.ray.dealing import Deal
+from polyarm.distributed.ray.hosts import UNFIT, Host, Hosts
+from polyarm.distributed.ray.node import Report
+from polyarm.errors import InvalidCall, PolyarmError, WorkerError
+from polyarm.report.encoding import plain
+from polyarm.rollout.dataset import DatasetExport
+from polyarm.rollout.journal import storage_errors
+from polyarm.rollout.options import EvalOptions, seconds
+from polyarm.rollout.plan import Group
+from polyarm.rollout.player import Player, Turn
+from polyarm.rollout.schedule import Schedule
+
+_log = logging.getLogger("polyarm")
+
+_CALLS = 2
+"""Calls that are under way at each node: while one is answered, the next is at work."""
+_STOP_S = 10.0
+_BUILT_IN = ("random", "zero", "expert")
+_PLAIN = ("replay:", "openpi:", "vla-eval:")
+"""Beginnings of the names of policies that need no GPU on the nodes, like those built in."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A turn that is being played.
+
+    Attributes:
+        number: Counts turns.
+        turn: What is played.
+        deal: Who has which episode.
+        policy: What acts, in Ray's store.
+        traits: Of a policy that one actor has for all; None if every node has its own.
+        fingerprint: Of a policy that nodes load by its name; else None.
+    """
+
+    number: int
+    turn: Turn
+    deal: Deal
+    policy: Any
+    traits: Mapping[str, Any] | None
+    fingerprint: Any
+
+
+class RayPlayer(Player):
+    """Plays turns on the nodes of a Ray cluster; its actors and their envs stay between turns.
+
+    Args:
+        options: Of the evaluation: ``ray`` says which cluster, ``num_envs`` are each node's.
+        folder: Where videos and trajectories go, if there are any; nodes send them here.
+        observed_slots: None: all slots are recorded.
+        dataset: None: not on a cluster.
+    """
+
+    def __init__(
+        self,
+        options: EvalOptions,
+        folder: Path | None = None,
+        observed_slots: Sequence[int] | None = None,
+        dataset: DatasetExport | None = None,
+    ) -> None:
+        if dataset is not None:
+            raise InvalidCall("datasets cannot be saved on a Ray cluster: leave out ray")
+        if observed_slots is not None:
+            raise InvalidCall("observed_slots are of one machine: leave them out, or ray")
+        super().__init__(options, folder)
+        self._cluster: Cluster | None = None
+        self._hosts: Hosts | None = None
+        self._server: Any = None
+        self._central: bool | None = None
+        self._groups: list[Group] = []
+        self._protocol: dict[str, Any] = {}
+        self._rounds = 0
+        self._walls: dict[str, Mapping[str, float]] = {}
+
+    @property
+    def running(self) -> int:
+        """Episodes under way, on all nodes."""
+        return sum(host.report.running for host in self._hosts or ())
+
+    def protocol(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """As on one machine, except that it is the nodes that render."""
+        self._groups = list(groups)
+        self._protocol = super().protocol(groups)
+        hosts = self._connect()
+        if self._options.cameras:
+            self._protocol["renderer"] = hosts.first_facts().protocol["renderer"]
+        return self._protocol
+
+    def play(self, turn: Turn, schedule: Schedule | None = None) -> Iterator[EpisodeResult | None]:
+        """Play a turn; yields None now and then."""
+        assert schedule is None, "a cluster deals its episodes itself"
+        hosts = self._connect()
+        current = self._round(turn)
+        while current.deal.open and not self.stopping:
+            hosts.look()
+            hosts.require_some()
+            for host in hosts:
+                if host.ready:
+                    self._tell(hosts, host, current)
+            hosts.wait()
+            for host in hosts:
+                yield from self._hear(hosts, host, current)
+            yield None
+        deadline = time.monotonic() + _STOP_S
+        while any(host.calls for host in hosts) and time.monotonic() < deadline:
+            hosts.wait()
+            for host in hosts:
+                yield from self._hear(hosts, host, current)
+        if self.stopping:
+            self.close()  # slots are in the middle of episodes
+
+    def forget(self) -> None:
+        """Start counting seconds, and taking notes, anew."""
+        super().forget()
+        self._walls.clear()
+
+    def close(self) -> None:
+        """End all actors, and the connection."""
+        super().close()
+        if self._hosts is not None:
+            self._hosts.close()
+            self._hosts = None
+        if self._server is not None and self._cluster is not None:
+            self._cluster.ray.kill(self._server)
+            self._server = None
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    # A turn begins.
+
+    def _connect(self) -> Hosts:
+        if self._cluster is None:
+            assert self._options.ray is not None
+            self._cluster = Cluster(self._options.ray)
+        if self._hosts is None:
+            own = not self._is_central(self._cluster) and not self._is_plain()
+            self._hosts = Hosts(self._cluster, self._options, self._groups, policy=own)
+        self._hosts.look()
+        return self._hosts
+
+    def _round(self, turn: Turn) -> _Round:
+        assert self._cluster is not None
+        self._rounds += 1
+        deal = Deal(turn.missing, self._options.max_attempts)
+        policy = self._cluster.ray.put(turn.policy)
+        traits = fingerprint = None
+        if self._is_central(self._cluster):
+            traits = self._load_centrally(self._cluster, policy, turn.group)
+        elif isinstance(turn.policy, str):
+            fingerprint = plain(self.policies.fingerprint(turn.policy, turn.group))
+        return _Round(self._rounds, turn, deal, policy, traits, fingerprint)
+
+    def _is_plain(self) -> bool:
+        policy = self._options.policy
+        return policy in _BUILT_IN or policy.startswith(_PLAIN)
+
+    def _is_central(self, cluster: Cluster) -> bool:
+        """Whether one actor has the policy for all; decided once, by the nodes that are there."""
+        if self._central is None:
+            with_gpu = [node.gpus >= 1 for node in cluster.nodes()]
+            some = any(with_gpu) and not all(with_gpu) and not self._is_plain()
+            asked = self._options.ray_policy
+            self._central = some if asked == "auto" else asked == "central"
+        return self._central
+
+    def _load_centrally(self, cluster: Cluster, policy: Any, group: Group) -> Mapping[str, Any]:
+        """Have the actor of the policy load it; returns its traits."""
+        options, ray = self._options, cluster.ray
+        if self._server is None:
+            gpu = any(node.gpus >= 1 for node in cluster.nodes())
+            kind = ray.remote(PolicyServer).options(
+                num_cpus=0, num_gpus=0.5 if gpu else 0, max_restarts=0
+            )
+            wait_s = options.max_wait_ms / 1000
+            self._server = kind.remote(options.chunk, wait_s, str(Path.cwd()))
+        try:
+            traits: dict[str, Any] = ray.get(self._server.load.remote(policy, group))
+        except ray.exceptions.RayTaskError as error:
+            raise why(error) from None
+        self.on_gpu |= traits.pop("device").startswith("cuda")
+        return traits
+
+    # Telling and hearing.
+
+    def _tell(self, hosts: Hosts, host: Host, current: _Round) -> None:
+        """Let a node go on, with more episodes if it needs some."""
+        turn, deal = current.turn, current.deal
+        slots = min(host.placement.num_envs, turn.need.missing)
+        # One for each slot, of its own task: a slot that found another's would switch to it.
+        spare = slots if len(turn.group.specs) > 1 else 1
+        while len(host.calls) < _CALLS:
+            ahead = spare + 2 * len(host.report.results)
+            keys = deal.deal(host.name, slots, ahead, len(hosts))
+            if not deal.held(host.name):
+                return
+            if host.turn != current.number:
+                self._begin(host, current)
+            host.calls.append(host.actor.go_on.remote(keys, more=deal.waiting > 0))
+
+    def _begin(self, host: Host, current: _Round) -> None:
+        turn, acting = current.turn, current.policy
+        if current.traits is not None:
+            timeout_s = seconds(self._options.policy_timeout)
+            acting = CentralPolicy(self._server, host.name, current.traits, timeout_s)
+        number = self._groups.index(turn.group)
+        begun = host.actor.begin.remote(turn.label, acting, number, turn.group, turn.need)
+        host.calls.append(begun)
+        if current.fingerprint is not None:
+            check = host.actor.require_same_policy.remote(turn.policy, current.fingerprint)
+            host.calls.append(check)
+        host.turn = current.number
+
+    def _hear(self, hosts: Hosts, host: Host, current: _Round) -> list[EpisodeResult]:
+        """What a node has said: results, or that it is unfit or gone."""
+        assert self._cluster is not None
+        ray, heard = self._cluster.ray, []
+        try:
+            hosts.examine(host, self._protocol)
+            while host.calls and hosts.has_come(host.calls[0]):
+                answer = ray.get(host.calls.pop(0))
+                if isinstance(answer, Report):
+                    heard += self._take(hosts, host, answer, current.deal)
+        except ray.exceptions.RayTaskError as error:
+            return heard + self._refuse(hosts, host, current, why(error))
+        except ray.exceptions.RayError as error:
+            return heard + self._lose(hosts, host, current, error)
+        except UNFIT as error:
+            return heard + self._refuse(hosts, host, current, error)
+        return heard
+
+    def _take(self, hosts: Hosts, host: Host, report: Report, deal: Deal) -> list[EpisodeResult]:
+        host.report = report
+        self.on_gpu |= report.on_gpu
+        self.add_notes(report.notes)
+        self._walls[host.name] = report.wall
+        for name in self.wall:  # nodes spend their seconds side by side
+            self.wall[name] = sum(each[name] for each in self._walls.values()) / len(self._walls)
+        taken = []
+        for result in report.results:
+            lost = deal.finish(host.name, result.key)
+            if lost is not None:
+                hosts.works(host)
+                self._keep_files(result, report.files)
+                taken.append(replace(result, attempts=result.attempts + lost))
+        return taken
+
+    def _keep_files(self, result: EpisodeResult, files: Mapping[str, bytes]) -> None:
+        for name in filter(None, (*result.videos, result.trajectory)):
+            assert self._folder is not None
+            path = self._folder / name
+            part = path.with_name(f"{path.name}.part")
+            with storage_errors(self._folder):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part.write_bytes(files[name])
+                part.replace(path)
+
+    def _lose(
+        self, hosts: Hosts, host: Host, current: _Round, error: Exception
+    ) -> list[EpisodeResult]:
+        """A node's actor is gone; returns episodes that there is no hope for."""
+        assert self._cluster is not None
+        reason = str(error).strip().splitlines()[-1]
+        again = current.deal.held(host.name)
+        _log.warning("lost node %s; %d episodes are dealt again (%s)", host.node, again, reason)
+        if self._server is not None:
+            self._cluster.ray.get(self._server.forget.remote(host.name))
+        hosts.lost(host, reason)
+        return self._deal_again(host, current, reason)
+
+    def _refuse(
+        self, hosts: Hosts, host: Host, current: _Round, error: Exception
+    ) -> list[EpisodeResult]:
+        """A node raised: do without it if that is its own fault, else the run ends."""
+        if not isinstance(error, UNFIT):
+            if isinstance(error, PolyarmError):
+                raise error
+            raise WorkerError(f"node {host.node} failed: {error}") from error
+        hosts.leave_out(host.node, error)
+        hosts.remove(host)
+        self.add_notes([f"Node {host.node} was left out: {error}"])
+        return self._deal_again(host, current, str(error))
+
+    def _deal_again(self, host: Host, current: _Round, reason: str) -> list[EpisodeResult]:
+        label = current.turn.label
+        return [_hopeless(label, key, reason) for key in current.deal.lose(host.name)]
+
+
+def _hopeless(label: str, key: EpisodeKey, reason: str) -> EpisodeResult:
+    message = f"every node that played it was lost: {reason}"
+    about = {"kind": "died", "phase": "step", "message": message}
+    return EpisodeResult(
+        key, "error", 0, 0.0, 0.0, error=about, policy=label, finished_at=time.time()
+    )

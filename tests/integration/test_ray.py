@@ -1,0 +1,234 @@
+"""On a real Ray cluster of several nodes: the same episodes as on one machine, whatever happens.
+
+The cluster has two nodes; one more joins, and is lost again. Tests come in that order, because
+starting a node takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import ray
+from ray_cluster import engines, ray_cluster
+
+import polyarm
+from polyarm.contracts import Batch
+from polyarm.errors import InvalidCall, PolicyError
+from polyarm.testing import SleepyPolicy
+
+TOYS = ["toy/count-3", "toy/count-10", "toy/count-50"]
+SAWYERS = ["metaworld/reach-v3", "metaworld/drawer-close-v3"]
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with ray_cluster() as nodes:
+        nodes.add()
+        yield nodes
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(nodes):
+    """Ray itself keeps connections; that nothing of it is left is seen when the run ends."""
+    yield
+    assert not engines(), "fork servers of actors that have ended"
+
+
+def facts(results):
+    return {e.key: (e.outcome, e.steps, e.action_hash, e.total_reward) for e in results.episodes}
+
+
+def test_a_program_that_is_connected_is_told_so_when_it_asks_for_another_cluster(nodes):
+    with pytest.raises(InvalidCall, match=f"already, at {nodes.address}"):
+        polyarm.evaluate("zero", "toy/count-3", ray="local")
+
+
+class Leaning:
+    """Acts by what it sees, what it is told, and noise; and says how large its batches were."""
+
+    row_independent = True
+
+    def begin(self, episodes):
+        pass
+
+    def act(self, batch: Batch):
+        noise = batch.noise(3, 4)
+        lean = batch.obs["state"][:, None, :4] + batch.steps[:, None, None]
+        return np.tanh(noise + lean).astype(np.float32)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("where", ["replicate", "central"])
+def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them(where):
+    how = {"episodes": 3, "num_envs": 2, "suite_options": ("max_steps=30",)}
+    ours = polyarm.evaluate(Leaning(), SAWYERS, ray="auto", ray_policy=where, **how)
+    assert facts(ours) == facts(polyarm.evaluate(Leaning(), SAWYERS, **how))
+
+
+class Stuck(Leaning):
+    """Does not answer."""
+
+    def act(self, batch):
+        time.sleep(600)
+
+
+def test_a_policy_that_hangs_on_a_node_ends_the_run_with_its_error():
+    with pytest.raises(PolicyError, match=r"not answered for 1 s.*toy/count-3"):
+        polyarm.evaluate(Stuck(), "toy/count-3", ray="auto", policy_timeout="1s", num_envs=2)
+
+
+def test_videos_and_trajectories_come_to_the_folder_of_the_run(tmp_path):
+    how = {"episodes": 2, "num_envs": 2, "cameras": ("front",), "image_size": (32, 32)}
+    how |= {"record": "all", "save_trajectories": True}
+    ours = polyarm.evaluate("random", TOYS[:2], ray="auto", out=tmp_path / "ray", **how)
+    alone = polyarm.evaluate("random", TOYS[:2], out=tmp_path / "alone", **how)
+    assert facts(ours) == facts(alone)
+    for one, other in zip(ours.episodes, alone.episodes, strict=True):
+        assert one.videos == other.videos
+        for name in (*one.videos, one.trajectory):
+            mine, theirs = (tmp_path / "ray" / name, tmp_path / "alone" / name)
+            assert mine.read_bytes() == theirs.read_bytes()
+
+
+def assert_same(ours, theirs):
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for name in theirs:
+            assert_same(ours[name], theirs[name])
+    elif isinstance(theirs, tuple | list):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    elif isinstance(theirs, np.ndarray) and theirs.dtype == object:
+        assert ours.dtype == object
+        assert_same(list(ours), list(theirs))
+    elif not isinstance(theirs, np.ndarray):
+        assert ours == theirs
+    else:
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("tasks", "options"),
+    [
+        (
+            ["toy/count-3", "toy/count-10"],
+            {"cameras": ("front",), "image_size": (8, 8), "autoreset": "same_step"},
+        ),
+        (SAWYERS, {"max_steps": 4}),
+        ("gym/CartPole-v1", {"seed": 7}),
+    ],
+)
+def test_a_vector_env_on_two_nodes_is_one_of_one_machine(tasks, options):
+    with (
+        polyarm.make_vec(tasks, num_envs=5, hosts="ray", **options) as ours,
+        polyarm.make_vec(tasks, num_envs=5, num_workers=1, **options) as theirs,
+    ):
+        assert [count for _, count in ours.nodes] == [2, 3]
+        assert ours.single_observation_space == theirs.single_observation_space
+        assert ours.tasks == theirs.tasks
+        for seed in (3, None):
+            assert_same(ours.reset(seed=seed), theirs.reset(seed=seed))
+            theirs.action_space.seed(0)
+            for _ in range(6):
+                actions = theirs.action_space.sample()
+                assert_same(ours.step(actions), theirs.step(actions))
+        chunk = np.stack([theirs.action_space.sample() for _ in range(3)], axis=1)
+        for _ in range(3):
+            assert_same(ours.step_chunk(chunk), theirs.step_chunk(chunk))
+        assert ours.episodes.tolist() == theirs.episodes.tolist()
+        mask = np.array([False, False, True, False, True])
+        again = {"reset_mask": mask}
+        assert_same(ours.reset(options=again), theirs.reset(options=again))
+
+
+def test_slots_of_a_lost_actor_deliver_an_error_and_go_on_with_their_next_episodes():
+    with polyarm.make_vec("toy/count-10", num_envs=4, hosts="ray") as envs:
+        envs.set_attr("length", [10, 10, 11, 11])
+        envs.reset(seed=1)
+        actions = np.zeros((4, 2), np.float32)
+        before = envs.step(actions)[0]["state"]
+        os.kill(envs._shards[1].about["pid"], signal.SIGKILL)
+        obs, rewards, terminated, truncated, info = envs.step(actions)
+        assert [error and (error.slot, error.kind) for error in info["error"]] == [
+            None, None, (2, "died"), (3, "died"),
+        ]  # fmt: skip
+        assert truncated.tolist() == [False, False, True, True]
+        assert not terminated.any()
+        assert rewards.tolist() == [2.0, 2.0, 0.0, 0.0]
+        assert envs.call("length") == (10, 10, 11, 11)
+        np.testing.assert_array_equal(obs["state"][2:], before[2:])
+        obs, _, _, truncated, info = envs.step(actions)
+        assert not truncated.any()
+        assert "error" not in info
+        assert info["steps"].tolist() == [1, 1, 0, 0]
+        stream = 2**32
+        assert (envs.episodes - stream).tolist() == [0, 1, 6, 7]
+        assert obs["state"][:, 1].tolist() == [3, 3, 0, 0]
+
+
+def test_an_actor_that_dies_is_started_again_and_its_episodes_are_dealt_again(tmp_path):
+    how = {"episodes": 10, "num_envs": 2}
+    options = polyarm.EvalOptions(ray="auto", **how)
+    killed = []
+
+    def kill(progress):
+        hosts = [host for host in evaluator._player._hosts or () if host.report.running]
+        if not killed and len(hosts) == 2:
+            killed.append(ray.get(hosts[0].actor.pid.remote()))
+            os.kill(killed[0], signal.SIGKILL)
+
+    policy = SleepyPolicy(0.005, (2,))
+    with polyarm.Evaluator(TOYS, options, tmp_path) as evaluator:
+        results = evaluator.run({"": policy}, kill)
+    assert killed
+    assert facts(results) == facts(polyarm.evaluate(policy, TOYS, **how))
+    assert {episode.attempts for episode in results.episodes} == {1, 2}
+    lines = [*map(json.loads, (tmp_path / "episodes.jsonl").read_text().splitlines())]
+    assert len(lines) == len({(line["task"], line["index"]) for line in lines}) == 30
+
+
+def test_a_node_that_joins_is_used(nodes):
+    options = polyarm.EvalOptions(ray="auto", episodes=5000, num_envs=2)
+    joined = []
+
+    def watch(progress):
+        if not joined:
+            joined.append(nodes.add())
+        for host in evaluator._player._hosts or ():
+            if host.node.id == joined[0].node_id and host.report.results:
+                evaluator.stop()
+
+    with polyarm.Evaluator(TOYS[2:], options) as evaluator:
+        results = evaluator.run({"": "zero"}, watch)
+    assert 0 < len(results.episodes) < 5000
+    assert {episode.outcome for episode in results.episodes} == {"success"}
+
+
+@pytest.mark.simulator
+def test_a_node_killed_in_mid_run_changes_no_score(nodes):
+    how = {"episodes": 8, "num_envs": 2, "chunk": 4}
+    options = polyarm.EvalOptions(ray="auto", **how)
+    killed = []
+
+    def kill(progress):
+        hosts = [host for host in evaluator._player._hosts or () if host.report.running]
+        last = [host for host in hosts if host.node.id == nodes.added[-1].node_id]
+        if last and not killed:
+            killed.append(last[0].name)
+            pid = ray.get(last[0].actor.pid.remote())
+            nodes.kill(nodes.added[-1])
+            os.kill(pid, signal.SIGKILL)  # Ray would leave it a moment to notice
+
+    with polyarm.Evaluator(SAWYERS, options) as evaluator:
+        results = evaluator.run({"": "expert"}, kill)
+        assert killed
+        assert killed[0] not in [host.name for host in evaluator._player._hosts]
+    assert facts(results) == facts(polyarm.evaluate("expert", SAWYERS, **how))
+    assert max(episode.attempts for episode in results.episodes) == 2

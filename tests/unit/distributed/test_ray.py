@@ -1,0 +1,276 @@
+"""Who plays what, with how much of a node, and how parts of a batch become one; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import polyarm
+from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
+from polyarm.distributed.ray.central import PolicyServer
+from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.dealing import Deal
+from polyarm.distributed.ray.hosts import Host, Hosts
+from polyarm.distributed.ray.node import Facts
+from polyarm.distributed.ray.placement import Node, deal_slots, place
+from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
+from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict, UnknownName
+from polyarm.rollout.plan import group_tasks
+from polyarm.vector.episodes import Episodes
+
+
+def keys(*tasks, count=6):
+    return [EpisodeKey("toy", task, index) for task in tasks for index in range(count)]
+
+
+def tasks(dealt):
+    return sorted(key.task for key in dealt)
+
+
+# Dealing.
+
+
+def test_a_slot_that_has_played_an_episode_gets_another_of_its_task():
+    deal = Deal(keys("a", "b", "c", "d"), max_attempts=3)
+    first = deal.deal("one", 2, 0, 2)
+    second = deal.deal("two", 2, 0, 2)
+    assert tasks(first) == ["a", "b"]
+    assert tasks(second) == ["c", "d"]
+    for key in second:
+        assert deal.finish("two", key) == 0
+        (following,) = deal.deal("two", 2, 0, 2)
+        assert following.task == key.task
+    assert tasks(deal.deal("two", 2, 2, 2)) == ["c", "d"]
+
+
+def test_a_node_goes_over_to_another_task_when_its_own_has_no_more():
+    deal = Deal(keys("a", count=2) + keys("b", count=3), max_attempts=3)
+    assert tasks(deal.deal("one", 2, 0, 1)) == ["a", "b"]
+    assert tasks(deal.deal("one", 2, 3, 1)) == ["a", "b", "b"]
+
+
+def test_nodes_share_what_is_left_at_the_end():
+    deal = Deal(keys("a", count=5), max_attempts=3)
+    assert len(deal.deal("one", 8, 4, 2)) == 3
+    assert len(deal.deal("two", 8, 4, 2)) == 1
+    assert len(deal.deal("two", 8, 4, 2)) == 1
+    assert deal.waiting == 0
+    assert deal.open == 5
+
+
+def test_episodes_of_a_lost_node_are_dealt_again_first_and_count_once():
+    deal = Deal(keys("a", count=3), max_attempts=1)
+    (first,) = deal.deal("one", 1, 0, 1)
+    assert deal.lose("one") == []
+    assert deal.deal("two", 1, 0, 1) == [first]
+    assert deal.finish("one", first) is None
+    assert deal.finish("two", first) == 1
+    assert deal.finish("two", first) is None
+    assert deal.open == 2
+
+
+def test_an_episode_that_all_nodes_die_of_is_given_up():
+    deal = Deal(keys("a", count=1), max_attempts=1)
+    lost = []
+    for life in range(20):
+        if deal.deal(f"node {life}", 1, 0, 1):
+            lost += deal.lose(f"node {life}")
+    assert lost == keys("a", count=1)
+    assert deal.open == 0
+
+
+# Placement.
+
+
+def node(cpus=4.0, gpus=0.0, memory=8 << 30):
+    return Node("0123456789ab", "10.0.0.1", cpus, gpus, memory)
+
+
+def test_a_node_is_asked_for_what_its_envs_need():
+    asked = place(node(), 8, 100 << 20, policy=True, frames=True)
+    assert (asked.num_envs, asked.num_cpus, asked.num_gpus) == (8, 4.0, 0.0)
+    assert asked.memory == 8 * (100 << 20)
+    assert place(node(), None, 0, policy=True, frames=True).num_envs == 8
+    assert place(node(), 2, 0, policy=True, frames=True).num_cpus == 2.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "frames", "share"), [(True, False, 1.0), (False, True, 0.25), (False, False, 0.0)]
+)
+def test_a_gpu_is_for_the_policy_or_for_rendering(policy, frames, share):
+    assert place(node(gpus=2.0), 4, 0, policy=policy, frames=frames).num_gpus == share
+
+
+def test_no_more_envs_than_fit_into_a_node():
+    assert place(node(memory=10 << 30), 64, 1 << 30, policy=False, frames=False).num_envs == 8
+    with pytest.raises(HostLimit, match="1024 MiB, one env takes 2048 MiB"):
+        place(node(memory=1 << 30), 64, 2 << 30, policy=False, frames=False)
+
+
+def test_slots_are_dealt_by_cores():
+    assert deal_slots(5, [node(1.0), node(1.0)]) == [(0, 2), (2, 5)]
+    assert deal_slots(8, [node(1.0), node(3.0)]) == [(0, 2), (2, 8)]
+    assert deal_slots(1, [node(1.0), node(9.0)]) == [(0, 0), (0, 1)]
+
+
+# Batches.
+
+
+def test_parts_of_a_batch_become_one_and_come_apart_again():
+    whole = {"a": np.arange(6).reshape(3, 2), "b": (np.arange(3.0), {"c": np.arange(3)})}
+    parts = [rows(whole, 0, 1), rows(whole, 1, 3)]
+    again = concatenated(parts)
+    np.testing.assert_array_equal(again["a"], whole["a"])
+    np.testing.assert_array_equal(again["b"][1]["c"], whole["b"][1]["c"])
+
+
+def test_infos_that_only_some_parts_have_are_masked_in_the_others():
+    words = np.array(["x", None], dtype=object)
+    one = {"speed": np.array([1.0]), "_speed": np.array([True])}
+    other = {"word": words, "_word": np.array([True, False]), "in": {"n": np.array([1, 2])}}
+    merged = merged_infos([one, other], [1, 2])
+    assert merged["speed"].tolist() == [1.0, 0.0, 0.0]
+    assert merged["_speed"].tolist() == [True, False, False]
+    assert merged["word"].tolist() == [None, "x", None]
+    assert merged["in"]["n"].tolist() == [0, 1, 2]
+
+
+def test_a_part_of_a_batch_plays_the_episodes_and_seeds_of_the_whole():
+    whole = Episodes(5, episodic=True, seed=3, scatter=False)
+    part = Episodes(2, episodic=True, seed=3, scatter=False)
+    part.take_part(3, 5)
+    everyone, two = np.arange(5), np.arange(2)
+    assert part.next.tolist() == whole.next[3:].tolist()
+    for seed in (None, 4, None):
+        whole.begin(everyone, seed, {})
+        part.begin(two, seed, {})
+        assert part.next.tolist() == whole.next[3:].tolist()
+        whole.consumed(everyone)
+        part.consumed(two)
+    part.failed(0, resetting=True)
+    whole.failed(3, resetting=True)
+    assert part.next.tolist() == whole.next[3:].tolist()
+
+
+# One policy for all nodes.
+
+
+class Recording:
+    """Acts by noise; remembers what it was asked about."""
+
+    def __init__(self):
+        self.begun, self.batches = [], []
+
+    def begin(self, episodes):
+        self.begun += episodes
+
+    def act(self, batch):
+        self.batches.append(batch.keys)
+        return PolicyOutput(batch.noise(2, 4), {"row": np.arange(len(batch))})
+
+
+def question(count, first):
+    chosen = tuple(EpisodeKey("toy", "count-3", first + row) for row in range(count))
+    return Batch(
+        {"state": np.zeros((count, 4), np.float32)},
+        chosen,
+        ("",) * count,
+        np.zeros(count, np.int64),
+        tuple(key.generator() for key in chosen),
+    )
+
+
+def toy_group():
+    return group_tasks(["toy/count-3"], polyarm.EvalOptions())[0]
+
+
+def test_what_all_playing_nodes_ask_is_decided_at_once():
+    policy, one, two = Recording(), question(2, 0), question(3, 10)
+
+    async def play():
+        server = PolicyServer(1, 60.0, str(Path.cwd()))
+        await server.load(policy, toy_group())
+        await server.begin("one", one.keys)
+        await server.begin("two", two.keys)
+        await server.begin("three", two.keys)
+        await server.forget("three")
+        return await asyncio.gather(server.act("one", one), server.act("two", two))
+
+    first, second = asyncio.run(play())
+    assert policy.batches == [one.keys + two.keys]
+    assert second.extras["row"].tolist() == [2, 3, 4]
+    noise = one.keys[1].generator().standard_normal((2, 4), dtype=np.float32)
+    np.testing.assert_array_equal(first.actions[1], noise)
+
+
+def test_a_node_that_was_given_up_is_not_answered():
+    async def play():
+        server = PolicyServer(1, 60.0, str(Path.cwd()))
+        await server.load(Recording(), toy_group())
+        await server.forget("one")
+        await server.act("one", question(1, 0))
+
+    with pytest.raises(InvalidCall, match="given up"):
+        asyncio.run(play())
+
+
+# Nodes that cannot play.
+
+
+class Answers:
+    """Stands for Ray where a node has answered."""
+
+    def __init__(self, facts):
+        self.facts = facts
+
+    def wait(self, answers, timeout):
+        return answers, []
+
+    def get(self, answer):
+        return self.facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "said"),
+    [
+        (Facts({"tasks": {}}, ["mujoco for metaworld (pip install it)"]), MissingExtra, "mujoco"),
+        (Facts({"tasks": {"a": {"mujoco": "3.4"}}}, []), RunConflict, "'3.3' here, '3.4' there"),
+    ],
+)
+def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, said):
+    options = polyarm.EvalOptions(ray="auto")
+    cluster = SimpleNamespace(ray=Answers(facts))
+    hosts = Hosts(cluster, options, [], policy=False)
+    host = Host(node(), "one", None, place(node(), 2, 0, policy=False, frames=False), "answer")
+    with pytest.raises(error, match=said) as refused:
+        hosts.examine(host, {"tasks": {"a": {"mujoco": "3.3", "env": "source"}}})
+    assert "10.0.0.1 (01234567)" in str(refused.value)
+    assert not host.ready
+
+
+# What is asked for.
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'polyarm\[ray\]'"):
+        Cluster("auto")
+
+
+def test_what_a_cluster_cannot_do_is_refused_before_it_is_looked_for(tmp_path):
+    with pytest.raises(UnknownName, match="replicate"):
+        polyarm.EvalOptions(ray="auto", ray_policy="replicated")
+    with pytest.raises(UnknownName, match="hosts"):
+        polyarm.make_vec("toy/count-3", num_envs=2, hosts="slurm")
+    with pytest.raises(InvalidCall, match="frames='every'"):
+        polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", frames="every")
+    with pytest.raises(InvalidCall, match="observers"):
+        polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", observer="a:b")
+    how = {"ray": "auto", "save_dataset": str(tmp_path / "data"), "cameras": ("front",)}
+    with pytest.raises(InvalidCall, match="datasets cannot be saved on a Ray cluster"):
+        polyarm.evaluate("zero", "toy/count-3", out=tmp_path / "out", **how)
