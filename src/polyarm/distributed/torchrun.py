@@ -48,6 +48,12 @@ class ProcessGroup:
             for tensor in tensors:
                 _distributed().broadcast(tensor, src=0)
 
+    def total(self, tensors: Iterable[Any]) -> None:
+        """Put the ranks' sum into each tensor."""
+        if self.rank.world > 1:
+            for tensor in tensors:
+                _distributed().all_reduce(tensor)
+
     def average(self, tensors: Iterable[Any]) -> None:
         """Put the ranks' mean into each tensor."""
         if self.rank.world > 1:

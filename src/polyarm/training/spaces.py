@@ -1,0 +1,153 @@
+"""What a learner sees of observations, and what its outputs mean as actions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, Space
+from numpy.typing import NDArray
+
+from polyarm.errors import InvalidCall
+
+Leaves = dict[str, Any]
+
+_TURN = slice(3, 7)
+_NO_TURN = (0.0, 0.0, 0.0, 1.0)
+_STATE = "state"
+_PICTURE = "pixels/"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which parts of an observation are looked at.
+
+    Attributes:
+        state_size: Numbers of the state; 0 without one.
+        pictures: Keys of the frames, each uint8 ``(H, W, C)``.
+        channels: C of each of them.
+        bare: Whether the observation is an array, not a dict of them.
+    """
+
+    state_size: int
+    pictures: tuple[str, ...] = ()
+    channels: tuple[int, ...] = ()
+    bare: bool = False
+
+    @classmethod
+    def of(cls, space: Space[Any]) -> Sight:
+        """What there is to see in a single env's observation.
+
+        Raises:
+            InvalidCall: Neither a state nor a picture.
+        """
+        if isinstance(space, Box):
+            if _is_picture(space):
+                return cls(0, (_PICTURE,), (space.shape[2],), bare=True)
+            return cls(math.prod(space.shape), bare=True)
+        boxes = space.spaces if isinstance(space, Dict) else {}
+        pictures = {
+            key: box.shape[2]
+            for key, box in boxes.items()
+            if key.startswith(_PICTURE) and isinstance(box, Box) and _is_picture(box)
+        }
+        state = boxes.get(_STATE)
+        size = math.prod(state.shape) if isinstance(state, Box) else 0
+        if not size and not pictures:
+            raise InvalidCall(
+                f"train needs a 'state', frames ('pixels/…') or a Box to look at, found {space}"
+            )
+        return cls(size, tuple(pictures), tuple(pictures.values()))
+
+    def leaves(self, obs: Any, leading: int = 1) -> Leaves:
+        """The parts by name: ``"state"`` ``(…, n)`` and pictures ``(…, H, W, C)``.
+
+        Args:
+            obs: An observation of a batch; of a ring, with ``leading=2``.
+            leading: How many dimensions come before those of a single env.
+        """
+        if self.bare:
+            obs = {self.pictures[0] if self.pictures else _STATE: obs}
+        found = {key: obs[key] for key in self.pictures}
+        if self.state_size:
+            state = obs[_STATE]
+            found[_STATE] = state.reshape(*state.shape[:leading], -1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Acts:
+    """How a learner's outputs become actions of an env.
+
+    Attributes:
+        space: Action space of a single env.
+        poses: Whether actions are displacements of a hand: the quaternion stays as it is.
+    """
+
+    space: Box | Discrete
+    poses: bool = False
+
+    @classmethod
+    def of(cls, space: Space[Any], *, poses: bool = False) -> Acts:
+        """For this space.
+
+        Raises:
+            InvalidCall: It is neither a Box of real numbers nor Discrete.
+        """
+        if isinstance(space, Discrete):
+            return cls(space)
+        if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
+            return cls(space, poses)
+        raise InvalidCall(
+            f"train needs actions that are a Box of real numbers or Discrete, found {space}"
+        )
+
+    @property
+    def discrete(self) -> bool:
+        """Whether one of several actions is chosen."""
+        return isinstance(self.space, Discrete)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that describe the choice of one action: logits, or means."""
+        if isinstance(self.space, Discrete):
+            return int(self.space.n)
+        return len(self._free)
+
+    @property
+    def _free(self) -> NDArray[np.intp]:
+        free = np.arange(math.prod(self.space.shape or ()))
+        return np.delete(free, _TURN) if self.poses else free
+
+    def to_env(self, chosen: NDArray[Any]) -> NDArray[Any]:
+        """Actions ``(…, *space.shape)`` from choices: ``(…)`` indices, or ``(…, outputs)`` numbers.
+
+        Numbers from -1 to 1 span the bounds, where there are any, and are cut off there.
+        """
+        if isinstance(self.space, Discrete):
+            return (chosen + self.space.start).astype(self.space.dtype)
+        low, high = self.space.low.ravel(), self.space.high.ravel()
+        bounded = np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        free = self._free
+        numbers = np.where(bounded[free], np.clip(chosen, -1.0, 1.0), chosen)
+        actions = np.zeros((*chosen.shape[:-1], len(low)), self.space.dtype)
+        middle, half = (low + high)[free] / 2, (high - low)[free] / 2
+        actions[..., free] = middle + half * numbers
+        if self.poses:
+            actions[..., _TURN] = _NO_TURN
+        # Rounding must not leave the bounds by a hair.
+        np.clip(actions, self.space.low.ravel(), self.space.high.ravel(), out=actions)
+        return actions.reshape(*chosen.shape[:-1], *self.space.shape)
+
+
+def _is_picture(space: Box) -> bool:
+    return space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def as_leaves(sight: Sight, obs: Mapping[str, Any] | NDArray[Any]) -> Leaves:
+    """Parts of a policy's batch."""
+    return sight.leaves(obs)
