@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard scripts/*)
 	scripts/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,serve,dataset,bench,dev]' -r scripts/lerobot_requirements.txt
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metaworld,libero,torch,video,report,serve,dataset,train,ray,bench,dev]' -r scripts/lerobot_requirements.txt
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt openpi-client lerobot diffusers torchvision
 	$(BIN)/python scripts/mend_packages.py
 	touch $@

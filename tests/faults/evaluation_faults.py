@@ -29,6 +29,7 @@ from polyarm.contracts import Batch, EpisodeKey, EpisodeResult
 from polyarm.errors import RunConflict
 from polyarm.rollout.evaluate import evaluate
 from polyarm.rollout.journal import read_episodes
+from polyarm.testing.policies import CountingPolicy
 from polyarm.testing.toy_suite import ToySuite
 
 HERE = Path(__file__).parent
@@ -287,3 +288,29 @@ def conflict(policy: Any, tasks: Any, out: Path, **options: Any) -> str:
 def make_room(folder: Path, size: str = "16m") -> None:
     """Give a small disk more room."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+
+
+class ServerProcess(subprocess.Popen[str]):
+    """A server of zeros as a process of its own; killed at the latest when its block ends.
+
+    Args:
+        program: Its file; called with a port and with the request in which it kills itself.
+        port: By default any that is free.
+        fatal: By default none.
+    """
+
+    def __init__(self, program: str, port: int = 0, fatal: int = 0) -> None:
+        command = [sys.executable, program, str(port), str(fatal)]
+        super().__init__(command, stdout=subprocess.PIPE, text=True)
+        assert self.stdout is not None
+        self.port = int(self.stdout.readline())
+        self.address = f"ws://127.0.0.1:{self.port}"
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.communicate()
+
+
+def undisturbed_zeros(episodes: int) -> Any:
+    """What a policy behind such a server scores: zeros, three actions at a time."""
+    return undisturbed(GAMBLE, episodes, CountingPolicy((2,), 3))

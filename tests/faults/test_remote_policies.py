@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import evaluation_faults as faults
 import numpy as np
@@ -23,7 +24,6 @@ from polyarm.policies.websocket import OpenPIPolicy
 from polyarm.rollout.evaluate import evaluate
 from polyarm.serving.options import ServeOptions
 from polyarm.serving.server import serving
-from polyarm.testing.policies import CountingPolicy
 
 pytestmark = pytest.mark.usefixtures("plan")
 
@@ -37,22 +37,7 @@ def zeros(_):
     return {"actions": np.zeros((3, 2), np.float32)}
 
 
-def still():
-    return faults.undisturbed(faults.GAMBLE, EPISODES, CountingPolicy((2,), 3))
-
-
-class Double(subprocess.Popen):
-    """openpi's server as a process of its own; killed at the latest when its block ends."""
-
-    def __init__(self, port: int = 0, fatal: int = 0) -> None:
-        command = [sys.executable, openpi_double.__file__, str(port), str(fatal)]
-        super().__init__(command, stdout=subprocess.PIPE, text=True)
-        self.port = int(self.stdout.readline())
-        self.address = f"ws://127.0.0.1:{self.port}"
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self.communicate()
+Double = partial(faults.ServerProcess, openpi_double.__file__)
 
 
 class Serve(subprocess.Popen):
@@ -116,7 +101,7 @@ def test_a_server_that_is_killed_in_mid_request_and_comes_back_costs_nothing(tmp
                 each.__exit__()
     assert first.returncode == -signal.SIGKILL
     assert "the connection broke" in caplog.text
-    assert faults.scores(results.episodes) == still()
+    assert faults.scores(results.episodes) == faults.undisturbed_zeros(EPISODES)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +146,7 @@ def test_a_server_that_fails_ends_the_run_which_goes_on_when_it_is_mended(tmp_pa
         with OpenPIPolicy([server.address], "plain", patience=PATIENCE) as policy:
             results = evaluate(policy, faults.GAMBLE, **options)
     faults.assert_each_once(out)
-    assert faults.scores(results.episodes) == still()
+    assert faults.scores(results.episodes) == faults.undisturbed_zeros(EPISODES)
 
 
 def test_a_polyarm_server_that_dies_in_mid_episode_ends_the_run_which_goes_on_with_another(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
+from functools import partial
 
 import evaluation_faults as faults
 import numpy as np
@@ -19,7 +18,6 @@ from polyarm.errors import PolicyError
 from polyarm.policies.connections import Patience
 from polyarm.policies.vla_eval import VlaEvalPolicy
 from polyarm.rollout.evaluate import evaluate
-from polyarm.testing.policies import CountingPolicy
 
 pytestmark = pytest.mark.usefixtures("plan")
 
@@ -46,22 +44,7 @@ class Looking:
         return np.stack([looks({"state": row}, None) for row in batch.obs])
 
 
-def still():
-    return faults.undisturbed(faults.GAMBLE, EPISODES, CountingPolicy((2,), 3))
-
-
-class Server(subprocess.Popen):
-    """vla-eval's server as a process of its own; killed at the latest when its block ends."""
-
-    def __init__(self, port: int = 0, fatal: int = 0) -> None:
-        command = [sys.executable, vla_eval_server.__file__, str(port), str(fatal)]
-        super().__init__(command, stdout=subprocess.PIPE, text=True)
-        self.port = int(self.stdout.readline())
-        self.address = f"ws://127.0.0.1:{self.port}"
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-        self.communicate()
+Server = partial(faults.ServerProcess, vla_eval_server.__file__)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 3])
@@ -108,7 +91,7 @@ def test_a_server_that_is_killed_in_mid_request_ends_the_run_which_goes_on_when_
     ):
         results = evaluate(policy, faults.GAMBLE, **options)
     faults.assert_each_once(options["out"])
-    assert faults.scores(results.episodes) == still()
+    assert faults.scores(results.episodes) == faults.undisturbed_zeros(EPISODES)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +143,7 @@ def test_a_server_that_fails_ends_the_run_which_goes_on_when_it_is_mended(
         with VlaEvalPolicy([server.address], patience=PATIENCE) as policy:
             results = evaluate(policy, faults.GAMBLE, **options)
     faults.assert_each_once(out)
-    assert faults.scores(results.episodes) == still()
+    assert faults.scores(results.episodes) == faults.undisturbed_zeros(EPISODES)
 
 
 def test_the_command_plays_what_a_server_says(tmp_path):

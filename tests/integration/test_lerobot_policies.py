@@ -8,7 +8,6 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import SyncVectorEnv
 from lerobot.envs import configs
 from lerobot.envs.factory import make_env_pre_post_processors
@@ -23,18 +22,14 @@ from polyarm.policies.lerobot import lerobot_policy
 from polyarm.policies.lerobot_observations import to_lerobot
 from polyarm.recording.trajectory import load_trajectory
 
-pytestmark = [pytest.mark.simulator, pytest.mark.frames]
+pytestmark = [
+    pytest.mark.simulator,
+    pytest.mark.frames,
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 
 TASKS = ["metaworld/reach-v3", "metaworld/push-v3"]
 STEPS = 5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

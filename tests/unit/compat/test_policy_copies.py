@@ -13,16 +13,10 @@ from lerobot_models import act_policy, diffusion_policy, episode, processors, up
 from polyarm.compat import policy_copies
 from polyarm.errors import InvalidCall
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 STEPS = 5
 ENSEMBLE = {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def in_threads(policies, rows, *, in_turns):

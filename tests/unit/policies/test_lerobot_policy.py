@@ -30,17 +30,10 @@ from polyarm.policies.lerobot import LeRobotPolicy
 from polyarm.policies.lerobot_observations import image_keys, to_lerobot
 from polyarm.testing.policies import check_policy
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 ENSEMBLE = {"n_action_steps": 1, "temporal_ensemble_coeff": 0.1}
 METAWORLD = EnvSpec("metaworld", "reach-v3", cameras=("corner2",), image_size=(64, 64))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Such small models are slower on several threads, which wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def wrapped(policy):

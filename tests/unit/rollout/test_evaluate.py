@@ -160,9 +160,11 @@ def test_several_policies_are_evaluated_on_the_same_envs(tmp_path):
     options = EvalOptions(episodes=2, num_envs=2, num_workers=1)
     with Evaluator(TOYS, options, tmp_path) as evaluator:
         results = evaluator.run({"step_1": CountingPolicy(), "step_2": CountingPolicy()})
-        pids = {pid for env in evaluator._envs._envs.values() for pid in env.worker_pids}
+        pids = {pid for env in evaluator._player.envs._envs.values() for pid in env.worker_pids}
         again = evaluator.run({"step_3": CountingPolicy()})
-        assert pids == {pid for env in evaluator._envs._envs.values() for pid in env.worker_pids}
+        assert pids == {
+            pid for env in evaluator._player.envs._envs.values() for pid in env.worker_pids
+        }
     assert list(results.by_policy()) == ["step_1", "step_2"]
     assert len(results.episodes) == 8
     assert len(again.episodes) == 4
@@ -322,4 +324,4 @@ def test_slots_are_dealt_only_tasks_that_are_needed(tmp_path):
     options = EvalOptions(episodes=2, num_envs=4, num_workers=0)
     with Evaluator(TOYS, options, tmp_path) as evaluator:
         evaluator.run({"": "random"})
-        assert [set(env.tasks) for env in evaluator._envs._envs.values()] == [{TOYS[1]}]
+        assert [set(env.tasks) for env in evaluator._player.envs._envs.values()] == [{TOYS[1]}]
