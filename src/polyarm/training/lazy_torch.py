@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from polyarm.display.rank import local_rank
 from polyarm.errors import MissingExtra
 
 
@@ -23,8 +25,18 @@ def import_torch() -> Any:
 
 
 def chosen_device(name: str) -> Any:
-    """``torch.device`` of a name; ``"auto"`` is CUDA where there is any."""
+    """``torch.device`` of a name.
+
+    ``"auto"`` is CUDA where there is any. Ranks of one machine that see several GPUs have one each.
+    """
     torch = import_torch()
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda":
+        index = device.index
+        if index is None:
+            index = (local_rank(os.environ) or 0) % max(1, torch.cuda.device_count())
+        torch.cuda.set_device(index)
+        device = torch.device("cuda", index)
+    return device

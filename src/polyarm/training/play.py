@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyarm.contracts import STREAM
 from polyarm.distributed.ranks import Share
 from polyarm.errors import InvalidCall, PolicyError
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
@@ -75,6 +76,11 @@ class Play:
     Args:
         options: What is trained.
         share: This rank's part of the envs.
+
+    Attributes:
+        tally: What ended in the current rollout.
+        last_error: What cut the last failed episode short; "" if none has failed.
+        judges: Whether envs say which episodes are a success.
     """
 
     def __init__(self, options: TrainOptions, share: Share) -> None:
@@ -102,20 +108,21 @@ class Play:
         self._since: list[Array] = [np.empty(0)] * count
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
         self._frames_valid = np.ones((horizon, count), np.bool_)
-        self.tally, self.last_error = Tally(), ""
+        self.tally, self.last_error, self.judges = Tally(), "", False
 
-    def begin(self, first: int = 0) -> None:
-        """Start this rank's stream of episodes, or go on where ``first`` of them were played."""
+    def begin(self, after: dict[str, Any] | None = None) -> None:
+        """Start this rank's stream of episodes, or go on behind those of an earlier state."""
         rank, seed = self._share.rank.number, self._options.seed
+        first = rank * _EPISODES_PER_RANK
+        played = 0 if after is None else int(max(after["episodes"])) + 1
         if self.envs.episodic:
-            start = rank * _EPISODES_PER_RANK + first
+            start = max(first, played - seed * STREAM)
             self.envs.reset(seed=seed, options={"start": start})
         else:
-            words = np.random.SeedSequence([seed, rank, first]).generate_state(1)
+            words = np.random.SeedSequence([seed, rank, played]).generate_state(1)
             self.envs.reset(seed=int(words[0]))
         self._since = [np.empty(0)] * self.envs.num_envs
         self._returns[:], self._lengths[:] = 0.0, 0
-        self.envs.rewind()
 
     def begin_rollout(self) -> Leaves:
         """Carry the newest observation to row 0; gives the ring as tensors ``(T + 1, N, …)``."""
@@ -153,6 +160,7 @@ class Play:
         tally.returns += float(self._returns[ended].sum())
         tally.lengths += int(self._lengths[ended].sum())
         if "is_success" in info:
+            self.judges = True
             judged = ended & np.asarray(info.get("_is_success", True))
             tally.judged += int(judged.sum())
             tally.successes += int(np.asarray(info["is_success"])[judged].sum())
@@ -219,19 +227,17 @@ class Play:
             Whether every env is, to the bit, where it was. If not, all of them begin episodes that
             have not been played: envs without episode indices, or that do not repeat themselves.
         """
-        exact = self.envs.episodic and self._replay(state)
-        if exact:
-            self._since = [np.array(one) for one in state["decisions"]]
-            self._returns[:], self._lengths[:] = state["returns"], state["lengths"]
-            return True
-        rank, seed = self._share.rank.number, self._options.seed
-        before = seed * 2**32 + rank * _EPISODES_PER_RANK if self.envs.episodic else 0
-        self.begin(first=int(max(state["episodes"])) - before + 1)
-        return False
+        if not self.envs.episodic or not self._replay(state):
+            self.begin(after=state)
+            return False
+        self._since = [np.asarray(one) for one in state["decisions"]]
+        self._returns[:] = np.asarray(state["returns"])
+        self._lengths[:] = np.asarray(state["lengths"])
+        return True
 
     def _replay(self, state: dict[str, Any]) -> bool:
-        envs, decisions = self.envs, state["decisions"]
-        envs.reset(options={"episodes": state["episodes"]})
+        envs, decisions = self.envs, [np.asarray(one) for one in state["decisions"]]
+        envs.reset(options={"episodes": np.asarray(state["episodes"])})
         for number in range(max(map(len, decisions))):
             slots = [slot for slot, made in enumerate(decisions) if number < len(made)]
             actions = np.stack([decisions[slot][number] for slot in slots])
@@ -240,7 +246,7 @@ class Play:
                 return False
         found = self.sight.leaves(envs.observe(np.arange(envs.num_envs)))
         return all(
-            np.array_equal(found[key], value, equal_nan=True)
+            np.array_equal(found[key], np.asarray(value))
             for key, value in state["newest"].items()
         )
 

@@ -10,19 +10,16 @@ of samples of all of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.distributed.ranks import Share
-from polyarm.distributed.torchrun import ProcessGroup, process_group
+from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.errors import PolicyError
-from polyarm.rollout.options import seconds
 from polyarm.training.agent import Agent
-from polyarm.training.lazy_torch import chosen_device, import_torch
+from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.play import Play, Steps
 
@@ -178,30 +175,54 @@ class Learner:
         group: All ranks.
     """
 
-    def __init__(self, options: TrainOptions, play: Play, group: ProcessGroup) -> None:
+    def __init__(
+        self, options: TrainOptions, play: Play, group: ProcessGroup, device: Any = "cpu"
+    ) -> None:
         torch = import_torch()
         self._options, self.play, self._group = options, play, group
+        self._shape = {
+            "sight": play.sight,
+            "acts": play.acts,
+            "chunk": options.action_chunk,
+            "hidden": options.train_hidden,
+        }
         self.agent = Agent(
-            play.sight,
-            play.acts,
-            chunk=options.action_chunk,
-            hidden=options.train_hidden,
+            **self._shape,
             first_std=options.first_std,
             seed=options.seed,
-            device=chosen_device(options.device),
+            device=device,
             amp=options.amp,
         )
         group.broadcast([self.agent.weights])
-        words = np.random.SeedSequence([options.seed, group.rank.number]).generate_state(1)
-        self.generator = torch.Generator().manual_seed(int(words[0]))
-        self._weights = torch.nn.Parameter(self.agent.weights)
-        self._weights.grad = self.agent.gradients[:-1]
-        self.optimizer = torch.optim.Adam(
-            [self._weights], lr=options.train_lr, eps=1e-5, fused=True
-        )
+        self.generator = torch.Generator()
+        self.reseed(0)
+        flat = torch.nn.Parameter(self.agent.weights)
+        flat.grad = self.agent.gradients[:-1]
+        self.optimizer = torch.optim.Adam([flat], lr=options.train_lr, eps=1e-5, fused=True)
         # Layers this small are not worth waiting for a second thread; convolutions are.
         self._threads = torch.get_num_threads() if play.sight.pictures else 1
-        self.steps = self.errors = 0
+        self._steps = self._errors = 0
+
+    def reseed(self, number: int) -> None:
+        """Give this rank's noise and shuffling a new beginning."""
+        words = [self._options.seed, self._group.rank.number, number]
+        (word,) = np.random.SeedSequence(words).generate_state(1)
+        self.generator.manual_seed(int(word))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks share: how the agent is built, what it has learnt, the optimizer."""
+        return {
+            "agent": self._shape,
+            "learnt": self.agent.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counts": {"steps": self._steps, "errors": self._errors},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        self.agent.load_state_dict(state["learnt"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._steps, self._errors = state["counts"]["steps"], state["counts"]["errors"]
 
     def update(self, number: int) -> Update:
         """Play and learn once.
@@ -210,7 +231,7 @@ class Learner:
             number: Which update, from 1 on.
         """
         torch = import_torch()
-        began = time.perf_counter()
+        began, usual = time.perf_counter(), torch.get_num_threads()
         # Threads that wait for work take cores from the envs while these are stepped.
         torch.set_num_threads(1)
         try:
@@ -220,7 +241,7 @@ class Learner:
             learnt = self._learn(samples, number)
             self.agent.states.update(self._seen(steps), self._group)
         finally:
-            torch.set_num_threads(self._threads)
+            torch.set_num_threads(usual)
         return self._account(number, steps, learnt, explained, time.perf_counter() - began)
 
     def _play(self) -> tuple[Steps, Any]:
@@ -358,12 +379,12 @@ class Learner:
         made, rewards, errors, episodes, returns, lengths, successes, judged = sums.tolist()
         *losses, count, norms = learnt.tolist()
         loss, policy, value, entropy, kl, clipped = (one / max(1.0, count) for one in losses)
-        self.steps += int(made)
-        self.errors += int(errors)
+        self._steps += int(made)
+        self._errors += int(errors)
         return Update(
             number=number,
-            steps=self.steps,
-            errors=self.errors,
+            steps=self._steps,
+            errors=self._errors,
             loss=loss,
             policy_loss=policy,
             value_loss=value,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -62,6 +61,17 @@ class Sight:
             )
         return cls(size, tuple(pictures), tuple(pictures.values()))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Sight:
+        """What `as_dict` gave."""
+        return cls(
+            saved["state_size"], tuple(saved["pictures"]), tuple(saved["channels"]), saved["bare"]
+        )
+
     def leaves(self, obs: Any, leading: int = 1) -> Leaves:
         """The parts by name: ``"state"`` ``(…, n)`` and pictures ``(…, H, W, C)``.
 
@@ -105,6 +115,22 @@ class Acts:
             f"train needs actions that are a Box of real numbers or Discrete, found {space}"
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for a file."""
+        if isinstance(self.space, Discrete):
+            return {"choices": int(self.space.n), "start": int(self.space.start)}
+        bounds = {"low": self.space.low.tolist(), "high": self.space.high.tolist()}
+        return {**bounds, "dtype": str(self.space.dtype), "poses": self.poses}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Acts:
+        """What `as_dict` gave."""
+        if "choices" in saved:
+            return cls(Discrete(saved["choices"], start=saved["start"]))
+        dtype = np.dtype(saved["dtype"])
+        low, high = np.array(saved["low"], dtype), np.array(saved["high"], dtype)
+        return cls(Box(low, high, dtype=dtype.type), saved["poses"])
+
     @property
     def discrete(self) -> bool:
         """Whether one of several actions is chosen."""
@@ -146,8 +172,3 @@ class Acts:
 
 def _is_picture(space: Box) -> bool:
     return space.dtype == np.uint8 and len(space.shape) == 3
-
-
-def as_leaves(sight: Sight, obs: Mapping[str, Any] | NDArray[Any]) -> Leaves:
-    """Parts of a policy's batch."""
-    return sight.leaves(obs)
