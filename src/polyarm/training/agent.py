@@ -7,6 +7,7 @@ sum over all ranks, whatever the number of layers.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from polyarm.training.lazy_torch import import_torch
@@ -20,41 +21,59 @@ _VALUES_FORGET = 0.05
 _CAMERA_FEATURES = 128
 
 
-class Agent:
-    """What is learnt.
+@dataclass(frozen=True, slots=True)
+class AgentShape:
+    """How an agent is built.
 
-    Args:
+    Attributes:
         sight: What is looked at.
         acts: What is done.
         chunk: Actions per decision, K.
         hidden: Width of the hidden layers.
         first_std: Deviation of real-valued actions at first.
+    """
+
+    sight: Sight
+    acts: Acts
+    chunk: int = 1
+    hidden: int = 64
+    first_std: float = 0.6
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for a file."""
+        rest = {"chunk": self.chunk, "hidden": self.hidden, "first_std": self.first_std}
+        return {"sight": self.sight.as_dict(), "acts": self.acts.as_dict(), **rest}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> AgentShape:
+        """What `as_dict` gave."""
+        sight, acts = Sight.from_dict(saved["sight"]), Acts.from_dict(saved["acts"])
+        return cls(sight, acts, saved["chunk"], saved["hidden"], saved["first_std"])
+
+
+class Agent:
+    """What is learnt.
+
+    Args:
+        shape: How it is built.
         seed: Of the first weights.
         device: ``torch.device`` to compute on.
         amp: Whether networks compute in bfloat16, on a GPU.
     """
 
     def __init__(
-        self,
-        sight: Sight,
-        acts: Acts,
-        *,
-        chunk: int = 1,
-        hidden: int = 64,
-        first_std: float = 0.6,
-        seed: int = 0,
-        device: Any = "cpu",
-        amp: bool = False,
+        self, shape: AgentShape, *, seed: int = 0, device: Any = "cpu", amp: bool = False
     ) -> None:
         torch = import_torch()
-        self.sight, self.acts, self.chunk = sight, acts, chunk
+        self.shape = shape
+        self.sight, self.acts, self.chunk = shape.sight, shape.acts, shape.chunk
         self.device = torch.device(device)
         self._amp = amp and self.device.type == "cuda"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.module = _networks(sight, acts, chunk, hidden, first_std).to(self.device)
+            self.module = _networks(shape).to(self.device)
         self.weights, self.gradients = _flattened(self.module)
-        self.states = RunningMoments(sight.state_size, device=self.device)
+        self.states = RunningMoments(shape.sight.state_size, device=self.device)
         self.returns = RunningMoments(1, forget=_VALUES_FORGET, device=self.device)
 
     # What it sees.
@@ -163,18 +182,19 @@ class Agent:
         self.returns.load_state_dict(state["returns"])
 
 
-def _networks(sight: Sight, acts: Acts, chunk: int, hidden: int, first_std: float) -> Any:
+def _networks(shape: AgentShape) -> Any:
     torch = import_torch()
+    sight, acts, hidden = shape.sight, shape.acts, shape.hidden
     size = sight.state_size + _CAMERA_FEATURES * len(sight.pictures)
     module = torch.nn.ModuleDict(
         {
             "eyes": torch.nn.ModuleList(_eye(channels) for channels in sight.channels),
-            "actor": _tower(size, hidden, chunk * acts.outputs, last_gain=0.01),
+            "actor": _tower(size, hidden, shape.chunk * acts.outputs, last_gain=0.01),
             "critic": _tower(size, hidden, 1, last_gain=1.0),
         }
     )
     if not acts.discrete:
-        first = torch.full((acts.outputs,), math.log(first_std))
+        first = torch.full((acts.outputs,), math.log(shape.first_std))
         module["log_std"] = torch.nn.ParameterList([torch.nn.Parameter(first)])
     return module
 

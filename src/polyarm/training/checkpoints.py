@@ -11,7 +11,6 @@ import numpy as np
 from polyarm.errors import PolicyError, RunConflict, StorageError
 from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions
-from polyarm.training.spaces import Acts, Sight
 
 NAME = "checkpoint.pt"
 _FORMAT = 1
@@ -53,8 +52,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:  # the many ways in which a file can be no checkpoint
         said = str(error).partition("\n")[0]
         raise PolicyError(f"{path} is no checkpoint of `polyarm train`: {said}") from error
-    found: dict[str, Any] = _live(saved)
-    return found
+    return saved
 
 
 def require_same(saved: dict[str, Any], options: TrainOptions, path: Path) -> None:
@@ -80,24 +78,12 @@ def require_same(saved: dict[str, Any], options: TrainOptions, path: Path) -> No
 
 
 def _plain(value: Any) -> Any:
-    """Only what can be read back without trusting the file: tensors, numbers, text, lists, dicts.
-
-    Spaces are written as what they are made of.
-    """
+    """Only what can be read back without trusting the file: tensors, numbers, text and the like."""
     torch = import_torch()
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
-    if isinstance(value, Sight | Acts):
-        return value.as_dict()
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value).copy())
-    return value
-
-
-def _live(value: dict[str, Any]) -> dict[str, Any]:
-    agent = value["agent"]
-    agent["sight"] = Sight.from_dict(agent["sight"])
-    agent["acts"] = Acts.from_dict(agent["acts"])
     return value

@@ -246,8 +246,7 @@ class Play:
                 return False
         found = self.sight.leaves(envs.observe(np.arange(envs.num_envs)))
         return all(
-            np.array_equal(found[key], np.asarray(value))
-            for key, value in state["newest"].items()
+            np.array_equal(found[key], np.asarray(value)) for key, value in state["newest"].items()
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey
 from polyarm.errors import PolicyError
 from polyarm.policies.torch import weights_digest
-from polyarm.training.agent import Agent
+from polyarm.training.agent import Agent, AgentShape
 from polyarm.training.checkpoints import read_checkpoint
 from polyarm.training.lazy_torch import chosen_device, import_torch
 
@@ -106,6 +106,6 @@ def load(checkpoint: str | Path, *, device: str = "auto") -> TrainedPolicy:
     """
     path = Path(checkpoint)
     saved = read_checkpoint(path / "checkpoint.pt" if path.is_dir() else path)
-    agent = Agent(**saved["agent"], device=chosen_device(device))
+    agent = Agent(AgentShape.from_dict(saved["agent"]), device=chosen_device(device))
     agent.load_state_dict(saved["learnt"])
     return TrainedPolicy(agent, saved["meaning"])

@@ -10,7 +10,7 @@ of samples of all of them.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.errors import PolicyError
-from polyarm.training.agent import Agent
+from polyarm.training.agent import Agent, AgentShape
 from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.play import Play, Steps
@@ -75,40 +75,28 @@ class Update:
     eval_return: float | None = None
 
 
-def advantages(
-    rewards: Array,
-    steps: Array,
-    usable: Array,
-    terminated: Array,
-    truncated: Array,
-    values: Array,
-    gamma: float,
-    gae_lambda: float,
-) -> Array:
+def advantages(steps: Steps, values: Array, gamma: float, gae_lambda: float) -> Array:
     """Generalised advantage estimates ``(T, N)`` of decisions of up to K steps.
 
     A decision that terminated its episode expects nothing more. One that was truncated expects the
-    value of the row after it, which is the episode's last observation, and so does one that comes
-    before a row that is no data: a failing env has not changed what it was worth until then.
+    value of the row after it, which is the episode's last observation. So does one that comes
+    before a decision that is no data: what a failing env has done does not change what it was worth
+    until then. Decisions that are no data get 0.
 
     Args:
-        rewards: ``(T, N, K)``, 0 for steps that were not made.
-        steps: Steps that were made, ``(T, N)``.
-        usable: Whether a decision is data, ``(T, N)``; the others get 0.
-        terminated: ``(T, N)``.
-        truncated: ``(T, N)``.
+        steps: What came of a rollout.
         values: Of every row, ``(T + 1, N)``.
         gamma: Discount per step.
         gae_lambda: Weight of what comes later, per decision.
     """
-    earned = rewards @ gamma ** np.arange(rewards.shape[-1])
-    discount = gamma**steps
-    surprise = earned + discount * ~terminated * values[1:] - values[:-1]
-    goes_on = gae_lambda * discount * ~(terminated | truncated)
-    estimates = np.zeros_like(surprise)
+    earned = steps.rewards @ gamma ** np.arange(steps.rewards.shape[-1])
+    discount = gamma**steps.steps
+    surprise = earned + discount * ~steps.terminated * values[1:] - values[:-1]
+    goes_on = gae_lambda * discount * ~(steps.terminated | steps.truncated)
+    estimates: Array = np.zeros_like(surprise)
     following = np.zeros_like(surprise[0])
     for row in reversed(range(len(surprise))):
-        following = np.where(usable[row], surprise[row] + goes_on[row] * following, 0.0)
+        following = np.where(steps.usable[row], surprise[row] + goes_on[row] * following, 0.0)
         estimates[row] = following
     return estimates
 
@@ -180,19 +168,10 @@ class Learner:
     ) -> None:
         torch = import_torch()
         self._options, self.play, self._group = options, play, group
-        self._shape = {
-            "sight": play.sight,
-            "acts": play.acts,
-            "chunk": options.action_chunk,
-            "hidden": options.train_hidden,
-        }
-        self.agent = Agent(
-            **self._shape,
-            first_std=options.first_std,
-            seed=options.seed,
-            device=device,
-            amp=options.amp,
+        shape = AgentShape(
+            play.sight, play.acts, options.action_chunk, options.train_hidden, options.first_std
         )
+        self.agent = Agent(shape, seed=options.seed, device=device, amp=options.amp)
         group.broadcast([self.agent.weights])
         self.generator = torch.Generator()
         self.reseed(0)
@@ -212,7 +191,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """What all ranks share: how the agent is built, what it has learnt, the optimizer."""
         return {
-            "agent": self._shape,
+            "agent": self.agent.shape.as_dict(),
             "learnt": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "counts": {"steps": self._steps, "errors": self._errors},
@@ -267,16 +246,7 @@ class Learner:
         described, values = self._judge(inputs)
         worth = agent.to_returns(values).cpu().numpy().astype(np.float64)
         worth = worth.reshape(len(chosen) + 1, -1)
-        estimates = advantages(
-            steps.rewards,
-            steps.steps,
-            steps.usable,
-            steps.terminated,
-            steps.truncated,
-            worth,
-            options.gamma,
-            options.gae_lambda,
-        )
+        estimates = advantages(steps, worth, options.gamma, options.gae_lambda)
         index = torch.from_numpy(np.flatnonzero(steps.usable))
         advantage = torch.from_numpy(estimates.reshape(-1))[index]
         returns = advantage + torch.from_numpy(worth[:-1].reshape(-1))[index]
@@ -367,16 +337,15 @@ class Learner:
     ) -> Update:
         torch = import_torch()
         options, tally = self._options, self.play.tally
-        made = int(steps.steps[steps.usable].sum())
-        rewards = float(steps.rewards[steps.usable].sum())
-        sums = torch.tensor(
-            [made, rewards, tally.errors, tally.episodes, tally.returns, tally.lengths]
-            + [tally.successes, tally.judged],
-            dtype=torch.float64,
+        own = (
+            steps.steps[steps.usable].sum(),
+            steps.rewards[steps.usable].sum(),
+            *astuple(tally),
         )
+        sums = torch.tensor([float(one) for one in own], dtype=torch.float64)
         learnt[7] /= self._group.rank.world  # every rank has noted the same norms
         self._group.total([sums, learnt])
-        made, rewards, errors, episodes, returns, lengths, successes, judged = sums.tolist()
+        made, rewards, episodes, returns, lengths, successes, judged, errors = sums.tolist()
         *losses, count, norms = learnt.tolist()
         loss, policy, value, entropy, kl, clipped = (one / max(1.0, count) for one in losses)
         self._steps += int(made)
@@ -414,6 +383,4 @@ def _moments(rows: list[Any], group: ProcessGroup) -> list[tuple[float, float]]:
     count = max(1.0, count)
     means = [one / count for one in rest[::2]]
     squares = [one / count for one in rest[1::2]]
-    return [
-        (mean, max(0.0, square - mean**2)) for mean, square in zip(means, squares, strict=True)
-    ]
+    return [(mean, max(0.0, square - mean**2)) for mean, square in zip(means, squares, strict=True)]

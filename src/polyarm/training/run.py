@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from polyarm.distributed.ranks import Share
 from polyarm.distributed.torchrun import ProcessGroup, process_group
@@ -33,6 +32,7 @@ class Stop:
         self.asked = False
 
     def __call__(self) -> None:
+        """Ask."""
         self.asked = True
 
 
