@@ -143,6 +143,7 @@ class Play:
             rewards = rewards.sum(axis=1)
         if self.sight.pictures:
             self._frames_valid[row] = info["frame_valid"]
+        self.judges |= "is_success" in info
         self._returns += rewards
         self._lengths += info["steps"]
         if terminated.any() or truncated.any():
@@ -160,7 +161,6 @@ class Play:
         tally.returns += float(self._returns[ended].sum())
         tally.lengths += int(self._lengths[ended].sum())
         if "is_success" in info:
-            self.judges = True
             judged = ended & np.asarray(info.get("_is_success", True))
             tally.judged += int(judged.sum())
             tally.successes += int(np.asarray(info["is_success"])[judged].sum())

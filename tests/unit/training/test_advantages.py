@@ -103,9 +103,7 @@ def test_terminated_and_truncated_at_once_is_terminated():
 
 def test_an_env_that_fails_cuts_its_episode_off_before_the_failure():
     # It fails at the second decision and is reset by the third.
-    steps = made(
-        [1.0, 0.0, 0.0, 2.0], steps=[1, 0, 0, 1], truncated=[False, True, False, False]
-    )
+    steps = made([1.0, 0.0, 0.0, 2.0], steps=[1, 0, 0, 1], truncated=[False, True, False, False])
     found = advantages(steps, column([10, 20, 20, 40, 50]), 0.5, 0.9)
     assert found[:, 0].tolist() == [1 + 0.5 * 20 - 10, 0.0, 0.0, 2 + 0.5 * 50 - 40]
 
