@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
-
 from polyarm.distributed.ranks import Rank
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.training.agent import Agent, AgentShape
 from polyarm.training.ppo import Samples, losses
 from polyarm.training.spaces import Acts, Sight
+
+torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 ALONE = ProcessGroup(Rank(0, 1))
 REAL, CHOICE = Box(-2, 2, (3,), np.float32), Discrete(4)

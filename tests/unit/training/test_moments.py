@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
-
 from polyarm.distributed.ranks import Rank
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.training.moments import RunningMoments
+
+torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 ALONE = ProcessGroup(Rank(0, 1))
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
-
 from polyarm.distributed.ranks import Rank, Share
 from polyarm.errors import PolicyError
 from polyarm.training.options import TrainOptions
 from polyarm.training.play import Play, training_settings
+
+torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 
 def play(task="toy/count-3", rank=0, world=1, num_envs=2, num_workers=0, **options):

@@ -7,16 +7,22 @@ import sys
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
-
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey
-from polyarm.errors import InvalidCall, MissingExtra, PolicyError, RunConflict, StorageError
-from polyarm.errors import UnknownName
+from polyarm.errors import (
+    InvalidCall,
+    MissingExtra,
+    PolicyError,
+    RunConflict,
+    StorageError,
+    UnknownName,
+)
 from polyarm.training import load, ppo, run
 from polyarm.training.checkpoints import read_checkpoint, write_checkpoint
 from polyarm.training.logbook import read_metrics
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.run import Stop, train
+
+torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 
 def toy(**options):
