@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from polyarm.display.rank import local_rank
@@ -40,3 +42,18 @@ def chosen_device(name: str) -> Any:
         torch.cuda.set_device(index)
         device = torch.device("cuda", index)
     return device
+
+
+@contextmanager
+def threads(count: int) -> Iterator[int]:
+    """So many threads for PyTorch's operations on the CPU; gives how many there were.
+
+    Threads that wait for work take cores from the envs while these are stepped.
+    """
+    torch = import_torch()
+    before: int = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)

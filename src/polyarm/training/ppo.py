@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.errors import PolicyError
 from polyarm.training.agent import Agent, AgentShape
-from polyarm.training.lazy_torch import import_torch
+from polyarm.training.lazy_torch import import_torch, threads
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.play import Play, Steps
 
@@ -161,10 +161,18 @@ class Learner:
         options: How.
         play: The envs.
         group: All ranks.
+        device: Where it computes.
+        usual_threads: What PyTorch may use while the envs are at rest.
     """
 
     def __init__(
-        self, options: TrainOptions, play: Play, group: ProcessGroup, device: Any = "cpu"
+        self,
+        options: TrainOptions,
+        play: Play,
+        group: ProcessGroup,
+        *,
+        device: Any = "cpu",
+        usual_threads: int = 1,
     ) -> None:
         torch = import_torch()
         self._options, self.play, self._group = options, play, group
@@ -179,7 +187,7 @@ class Learner:
         flat.grad = self.agent.gradients[:-1]
         self.optimizer = torch.optim.Adam([flat], lr=options.train_lr, eps=1e-5, fused=True)
         # Layers this small are not worth waiting for a second thread; convolutions are.
-        self._threads = torch.get_num_threads() if play.sight.pictures else 1
+        self._threads = usual_threads if play.sight.pictures else 1
         self._steps = self._errors = 0
 
     def reseed(self, number: int) -> None:
@@ -209,18 +217,12 @@ class Learner:
         Args:
             number: Which update, from 1 on.
         """
-        torch = import_torch()
-        began, usual = time.perf_counter(), torch.get_num_threads()
-        # Threads that wait for work take cores from the envs while these are stepped.
-        torch.set_num_threads(1)
-        try:
-            steps, chosen = self._play()
-            torch.set_num_threads(self._threads)
+        began = time.perf_counter()
+        steps, chosen = self._play()
+        with threads(self._threads):
             samples, explained = self._prepare(steps, chosen)
             learnt = self._learn(samples, number)
             self.agent.states.update(self._seen(steps), self._group)
-        finally:
-            torch.set_num_threads(usual)
         return self._account(number, steps, learnt, explained, time.perf_counter() - began)
 
     def _play(self) -> tuple[Steps, Any]:

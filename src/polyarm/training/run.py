@@ -15,7 +15,7 @@ from polyarm.policies.torch import weights_digest
 from polyarm.rollout.options import seconds
 from polyarm.training.checkpoints import NAME, read_checkpoint, require_same, write_checkpoint
 from polyarm.training.examination import Examination
-from polyarm.training.lazy_torch import chosen_device, import_torch
+from polyarm.training.lazy_torch import chosen_device, import_torch, threads
 from polyarm.training.logbook import Logbook
 from polyarm.training.options import TrainOptions
 from polyarm.training.play import Play
@@ -101,7 +101,8 @@ def train(
         device = chosen_device(options.device)
         group = stack.enter_context(process_group(share.rank, device=device.type))
         examination = stack.enter_context(Examination(options, share.rank))
-        learner = Learner(options, play, group, device)
+        usual = stack.enter_context(threads(1))
+        learner = Learner(options, play, group, device=device, usual_threads=usual)
         return _Run(options, learner, group, book, examination, stop or Stop()).to_the_end(progress)
 
 
