@@ -101,13 +101,13 @@ def test_meta_world_goes_on_to_the_bit_after_an_interruption(tmp_path: Path, chu
 
 
 @pytest.mark.usefixtures("rlbench")
-def test_two_ranks_train_over_rlbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+def test_two_ranks_train_over_rlbench(tmp_path: Path):
+    out = str(tmp_path / "run")
     command = [
         *TWO_RANKS, "-m", "polyarm", "train", "--task", "rlbench/reach_target,rlbench/open_drawer",
         "--num-envs-total", "3", "--horizon", "6", "--action-chunk", "4", "--train-hidden", "16",
         "--train-updates", "2", "--eval-every", "2", "--eval-episodes", "2", "--max-steps", "20",
-        "--fast", "--suite-options", "on_invalid_action=skip", "--out", "run",
+        "--fast", "--suite-options", "on_invalid_action=skip", "--out", out,
     ]  # fmt: skip
     done = run(command)
     assert "envs_per_rank=[2, 1]" in done.stderr
@@ -116,15 +116,4 @@ def test_two_ranks_train_over_rlbench(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "| held-out: success " in second
     assert summary.startswith("2 updates, ")
     assert "error" not in summary
-    again = run([*command[: command.index("2")], "2", *command[command.index("2") + 1 :]])
-    assert "went on from update 2, exactly" in again.stdout
-    evaluate = [
-        sys.executable, "-m", "polyarm", "eval", "--policy", "polyarm.training:load@run",
-        "--task", "rlbench/reach_target", "--episodes", "1", "--suite-options",
-    ]  # fmt: skip
-    refused = subprocess.run(
-        [*evaluate, "arm_mode=ik", "control=absolute"], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 2
-    assert "give --suite-options control=delta" in refused.stderr
-    run([*evaluate, "arm_mode=ik", "control=delta", "on_invalid_action=skip"])
+    assert "went on from update 2, exactly" in run(command).stdout

@@ -32,7 +32,7 @@ class TrainOptions(NamesTasks):
             there are cores suit cheap envs.
         train_updates: Updates of the policy, each from horizon decisions of every env.
         train_lr: Learning rate of Adam.
-        train_lr_end: Where it goes in a straight line until the last update; by default it stays.
+        train_lr_end: Where it goes in a straight line until the last update; None: it stays.
         train_hidden: Width of the two hidden layers of actor and critic.
         horizon: Decisions of each env per update.
         action_chunk: Actions per decision, executed one after the other.
@@ -78,14 +78,14 @@ class TrainOptions(NamesTasks):
     num_envs: int = 8
     num_envs_total: int | None = None
     num_workers: int | None = None
-    train_updates: int = 400
-    train_lr: float = 3e-4
-    train_lr_end: float | None = None
+    train_updates: int = 150
+    train_lr: float = 1e-3
+    train_lr_end: float | None = 1e-4
     train_hidden: int = 64
     horizon: int = 256
     action_chunk: int = 1
     epochs: int = 8
-    minibatches: int = 4
+    minibatches: int = 8
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
