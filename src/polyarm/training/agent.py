@@ -7,6 +7,7 @@ sum over all ranks, whatever the number of layers.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +110,7 @@ class Agent:
 
     def _autocast(self) -> Any:
         torch = import_torch()
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._amp)
+        return torch.autocast("cuda", torch.bfloat16) if self._amp else nullcontext()
 
     # What it does.
 

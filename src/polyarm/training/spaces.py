@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from polyarm.errors import InvalidCall
 
+Array = NDArray[Any]
 Leaves = dict[str, Any]
 
 _TURN = slice(3, 7)
@@ -88,7 +90,7 @@ class Sight:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Acts:
     """How a learner's outputs become actions of an env.
 
@@ -143,31 +145,37 @@ class Acts:
             return int(self.space.n)
         return len(self._free)
 
-    @property
+    @cached_property
     def _free(self) -> NDArray[np.intp]:
+        """The numbers of an action that are chosen."""
         free = np.arange(math.prod(self.space.shape or ()))
         return np.delete(free, _TURN) if self.poses else free
 
-    def to_env(self, chosen: NDArray[Any]) -> NDArray[Any]:
+    @cached_property
+    def _spans(self) -> tuple[Array, Array, Array, Array]:
+        """Of the chosen numbers: middle and half width of their bounds, and the bounds."""
+        assert isinstance(self.space, Box)
+        low, high = self.space.low.ravel()[self._free], self.space.high.ravel()[self._free]
+        bounded = np.isfinite(low) & np.isfinite(high)
+        lowest, highest = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        middle, half = (lowest + highest) / 2, (highest - lowest) / 2
+        return middle.astype(low.dtype), half.astype(low.dtype), low, high
+
+    def to_env(self, chosen: Array) -> Array:
         """Actions ``(…, *space.shape)`` from choices: ``(…)`` indices, or ``(…, outputs)`` numbers.
 
         Numbers from -1 to 1 span the bounds, where there are any, and are cut off there.
         """
         if isinstance(self.space, Discrete):
             return (chosen + self.space.start).astype(self.space.dtype)
-        low, high = self.space.low.ravel(), self.space.high.ravel()
-        bounded = np.isfinite(low) & np.isfinite(high)
-        low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-        free = self._free
-        numbers = np.where(bounded[free], np.clip(chosen, -1.0, 1.0), chosen)
-        actions = np.zeros((*chosen.shape[:-1], len(low)), self.space.dtype)
-        middle, half = (low + high)[free] / 2, (high - low)[free] / 2
-        actions[..., free] = middle + half * numbers
-        if self.poses:
-            actions[..., _TURN] = _NO_TURN
-        # Rounding must not leave the bounds by a hair.
-        np.clip(actions, self.space.low.ravel(), self.space.high.ravel(), out=actions)
-        return actions.reshape(*chosen.shape[:-1], *self.space.shape)
+        middle, half, low, high = self._spans
+        numbers = np.clip(middle + half * chosen, low, high)
+        if not self.poses:
+            return numbers.astype(self.space.dtype).reshape(*chosen.shape[:-1], *self.space.shape)
+        actions = np.empty((*chosen.shape[:-1], *self.space.shape), self.space.dtype)
+        actions[..., self._free] = numbers
+        actions[..., _TURN] = _NO_TURN
+        return actions
 
 
 def _is_picture(space: Box) -> bool:
