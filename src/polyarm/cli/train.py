@@ -40,6 +40,7 @@ def run(options: TrainOptions) -> int:
                 _line(update, options.train_updates), markup=False, soft_wrap=True, highlight=False
             ),
             stop=stop,
+            share=share,
         )
     if leads:
         for line in _conclusion(done, options, time.perf_counter() - began):

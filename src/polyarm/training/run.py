@@ -70,7 +70,11 @@ class Training:
 
 
 def train(
-    options: TrainOptions, progress: Show = lambda _: None, *, stop: Stop | None = None
+    options: TrainOptions,
+    progress: Show = lambda _: None,
+    *,
+    stop: Stop | None = None,
+    share: Share | None = None,
 ) -> Training:
     """Train a policy with PPO.
 
@@ -80,6 +84,7 @@ def train(
         options: What to run; without ``out``, nothing is written.
         progress: Called after every update.
         stop: Ends it early, with a checkpoint.
+        share: This rank's part of the envs; by default what torchrun says.
 
     Raises:
         MissingExtra: PyTorch, or a dashboard's package, is not installed.
@@ -90,7 +95,7 @@ def train(
     """
     options.check()
     import_torch()
-    share = Share.current(options)
+    share = share or Share.current(options)
     with ExitStack() as stack:
         book = None
         if options.out is not None and share.rank.number == 0:

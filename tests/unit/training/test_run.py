@@ -160,7 +160,7 @@ def test_an_env_that_does_not_repeat_itself_is_found_out(tmp_path):
 
 def test_other_options_are_refused_but_more_updates_are_not(tmp_path):
     train(toy(train_updates=1, out=str(tmp_path)))
-    with pytest.raises(RunConflict, match=r"train_lr was 0.0003 and is 0.1.*--fresh"):
+    with pytest.raises(RunConflict, match=r"train_lr was 0.001 and is 0.1.*--fresh"):
         train(toy(train_lr=0.1, out=str(tmp_path)))
     anew = train(toy(train_lr=0.1, fresh=True, train_updates=1, out=str(tmp_path)))
     assert anew.resumed == 0

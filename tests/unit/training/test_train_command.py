@@ -106,13 +106,13 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(
 ):
     usual = command.train
 
-    def interrupted(options, progress, *, stop):
+    def interrupted(options, progress, *, stop, share):
         def at_two(update):
             progress(update)
             if update.number == 2:
                 os.kill(os.getpid(), number)
 
-        return usual(options, at_two, stop=stop)
+        return usual(options, at_two, stop=stop, share=share)
 
     with monkeypatch.context() as patched:
         patched.setattr(command, "train", interrupted)
