@@ -110,7 +110,7 @@ class Agent:
 
     def _autocast(self) -> Any:
         torch = import_torch()
-        return torch.autocast("cuda", torch.bfloat16) if self._amp else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self._amp else nullcontext()
 
     # What it does.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyarm.distributed.ranks import Rank
+from polyarm.distributed.ranks import Share
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
@@ -35,15 +35,15 @@ class Examination:
 
     Args:
         options: What is trained; every rank plays its part of the episodes.
-        rank: Which one this is.
+        share: This rank's part of the envs.
     """
 
-    def __init__(self, options: TrainOptions, rank: Rank) -> None:
-        self._options, self._rank = options, rank
+    def __init__(self, options: TrainOptions, share: Share) -> None:
+        self._options, self._share = options, share
         self._evaluator: Evaluator | None = None
 
     def _begin(self) -> Evaluator | None:
-        options, rank = self._options, self._rank
+        options, rank = self._options, self._share.rank
         bounds = [options.eval_episodes * part // rank.world for part in range(rank.world + 1)]
         start, end = bounds[rank.number], bounds[rank.number + 1]
         if start == end:
@@ -56,7 +56,7 @@ class Examination:
             episodes=end - start,
             start=start,
             seed=HELD_OUT_SEED,
-            num_envs=min(options.num_envs, end - start),
+            num_envs=min(self._share.num_envs, end - start),
             num_workers=options.num_workers,
             cameras=options.cameras,
             image_size=options.image_size,

@@ -67,7 +67,7 @@ class TrainOptions(NamesTasks):
         fresh: Forget what an earlier run has left in the folder.
         stop_after: Write a checkpoint and stop after so long, such as 3h50m.
         report_to: Also log to tensorboard, wandb or trackio; several are separated by commas.
-        amp: Compute in bfloat16 where that is safe, on GPUs only.
+        amp: On a GPU, whether networks compute in bfloat16.
         device: Where the policy computes: auto (CUDA where there is any), cpu, cuda, cuda:1 …
         seed: Seed of the episodes, of the policy and of its noise.
         display: What a simulator runs on, or renders with; auto is none without cameras.

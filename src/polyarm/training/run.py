@@ -105,7 +105,7 @@ def train(
         play = stack.enter_context(Play(options, share))
         device = chosen_device(options.device)
         group = stack.enter_context(process_group(share.rank, device=device.type))
-        examination = stack.enter_context(Examination(options, share.rank))
+        examination = stack.enter_context(Examination(options, share))
         usual = stack.enter_context(threads(1))
         learner = Learner(options, play, group, device=device, usual_threads=usual)
         return _Run(options, learner, group, book, examination, stop or Stop()).to_the_end(progress)

@@ -169,9 +169,10 @@ class Acts:
         if isinstance(self.space, Discrete):
             return (chosen + self.space.start).astype(self.space.dtype)
         middle, half, low, high = self._spans
-        numbers = np.clip(middle + half * chosen, low, high)
+        numbers: Array = np.clip(middle + half * chosen, low, high)
         if not self.poses:
-            return numbers.astype(self.space.dtype).reshape(*chosen.shape[:-1], *self.space.shape)
+            whole: Array = numbers.reshape(*chosen.shape[:-1], *self.space.shape)
+            return whole.astype(self.space.dtype, copy=False)
         actions = np.empty((*chosen.shape[:-1], *self.space.shape), self.space.dtype)
         actions[..., self._free] = numbers
         actions[..., _TURN] = _NO_TURN

@@ -121,6 +121,22 @@ def test_frames_of_any_size_are_seen_beside_the_state(size):
     assert float(one.module["eyes"][0][0].weight.grad.abs().sum()) > 0
 
 
+def test_in_bfloat16_only_the_networks_compute():
+    """As on a GPU, where it is the default."""
+    one = agent(REAL)
+    inputs = {"state": torch.randn(6, 5)}
+    exact, _ = one.decide_and_judge(inputs)
+    assert not one._amp  # there is no GPU
+    one._amp = True
+    rough, values = one.decide_and_judge(inputs)
+    assert rough.dtype == values.dtype == torch.float32
+    assert not torch.equal(rough, exact)
+    torch.testing.assert_close(rough, exact, rtol=0.1, atol=1e-2)
+    losses(one, samples(one), 0.2)[0].backward()
+    assert one.gradients.dtype == torch.float32
+    assert float(one.gradients.abs().sum()) > 0
+
+
 def test_a_seed_gives_the_same_weights_and_leaves_the_global_generator_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -158,6 +158,18 @@ def test_an_env_that_does_not_repeat_itself_is_found_out(tmp_path):
     assert (second.exact, begun) == (False, [3, 4])
 
 
+def test_another_number_of_ranks_goes_on_with_new_episodes(tmp_path):
+    first = train(toy(train_updates=2, out=str(tmp_path)))
+    path = tmp_path / "checkpoint.pt"
+    saved = read_checkpoint(path)
+    saved["ranks"] *= 2  # as if two had written it
+    write_checkpoint(path, saved)
+    second = train(toy(out=str(tmp_path)))
+    assert (second.resumed, second.exact, len(second.updates)) == (2, False, 2)
+    assert second.steps > first.steps
+    assert not torch.equal(weights(second), weights(train(toy())))
+
+
 def test_other_options_are_refused_but_more_updates_are_not(tmp_path):
     train(toy(train_updates=1, out=str(tmp_path)))
     with pytest.raises(RunConflict, match=r"train_lr was 0.001 and is 0.1.*--fresh"):
