@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 every step failed; 3 stopped before the last update, the s
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from dataclasses import replace
@@ -107,5 +108,17 @@ def _conclusion(done: Training, options: TrainOptions, wall_s: float) -> list[st
         f"{len(done.updates)} updates, {done.steps:,} env steps in {wall_s:.1f} s"
         f" on {done.device}{cut_short}"
     )
-    lines.append(f"polyarm eval --policy polyarm.training:load@{options.out} --task {options.task}")
-    return lines
+    return [*lines, _how_to_evaluate(done, options)]
+
+
+def _how_to_evaluate(done: Training, options: TrainOptions) -> str:
+    """The command that evaluates what was learnt, in envs of the same kind."""
+    words = ["polyarm", "eval", "--policy", f"polyarm.training:load@{options.out}"]
+    words += ["--task", options.task]
+    if options.cameras:
+        words += ["--cameras", *options.cameras]
+    if options.image_size is not None:
+        words += ["--image-size", *map(str, options.image_size)]
+    if done.policy.meaning:
+        words += ["--suite-options", *(f"{key}={one}" for key, one in done.policy.meaning.items())]
+    return " ".join(shlex.quote(word) for word in words)

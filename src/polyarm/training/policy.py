@@ -30,7 +30,7 @@ class TrainedPolicy:
 
     def __init__(self, agent: Agent, meaning: Mapping[str, Any] | None = None) -> None:
         self._agent = agent
-        self._meaning = dict(meaning or {})
+        self.meaning = dict(meaning or {})
         self.execute = agent.chunk
         self.needs_frames = bool(agent.sight.pictures)
 
@@ -47,7 +47,7 @@ class TrainedPolicy:
         Raises:
             PolicyError: With the option that would help.
         """
-        for name, value in self._meaning.items():
+        for name, value in self.meaning.items():
             if name in spec.options and spec.options[name] != value:
                 raise PolicyError(
                     f"this policy was trained with {name}={value}, but {spec.name} has"

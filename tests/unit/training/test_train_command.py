@@ -67,11 +67,13 @@ def test_each_update_is_a_line_and_the_last_ones_sum_up(capsys, here):
 
 
 def test_what_was_learnt_is_evaluated_by_the_line_it_ends_with(capsys):
-    task = ["--task", "toy/count-10", "--train-updates", "2", "--eval-every", "2"]
+    task = ["--task", "toy/count-10", "--train-updates", "2", "--eval-every", "2",
+            "--cameras", "front", "--image-size", "8", "8"]  # fmt: skip
     code, out, _ = polyarm(*TRAIN, *task, "--eval-episodes", "3", capsys=capsys)
     assert code == 0
     assert "| held-out: success 100.0%, return 55.0" in out
     line = out.splitlines()[-1].split()[1:]
+    assert line[-5:] == ["--cameras", "front", "--image-size", "8", "8"]
     code, out, _ = polyarm(*line, "--episodes", "2", "--num-workers", "0", capsys=capsys)
     assert code == 0
     assert "100.0%" in out
