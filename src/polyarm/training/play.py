@@ -141,7 +141,7 @@ class Play:
         else:
             _, rewards, terminated, truncated, info = self.envs.step_chunk(actions)
             rewards = rewards.sum(axis=1)
-        if self.sight.pictures:
+        if self._options.cameras:
             self._frames_valid[row] = info["frame_valid"]
         self.judges |= "is_success" in info
         self._returns += rewards
@@ -183,7 +183,8 @@ class Play:
         # A failing env and one that was reset have made no step. A value is worth nothing where
         # it would come from a frame that could not be drawn.
         usable = (steps > 0) & (self._frames_valid | terminated)
-        self._remember(steps)
+        if self.envs.episodic:
+            self._remember(steps)
         return Steps(leaves, rewards, steps, terminated, truncated, usable)
 
     def _require_numbers(self, found: Array, what: str) -> None:
