@@ -18,7 +18,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,29 +35,38 @@ ACTIONS = 512
 
 
 class BareLoops:
-    """As many processes as cores, each with one env that it steps when told to."""
+    """Processes with one env each, which they step when told to.
 
-    def __init__(self, number: int) -> None:
+    With cameras, the last of every eight steps renders, as a chunk does.
+    """
+
+    def __init__(self, number: int, cameras: tuple[str, ...] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
         for seed in range(number):
             mine, theirs = context.Pipe()
-            process = context.Process(target=bare_loop, args=(theirs, seed), daemon=True)
+            process = context.Process(target=bare_loop, args=(theirs, seed, cameras), daemon=True)
             process.start()
             self._pipes.append(mine)
             self._processes.append(process)
         for pipe in self._pipes:
             pipe.recv()
+        self.step_cpu_s: dict[int, float] = {}
+        """CPU seconds per step when last measured, by how many ran."""
 
-    def rate(self, seconds: float) -> float:
-        """Steps per second of all of them together."""
-        for pipe in self._pipes:
+    def rate(self, seconds: float, number: int | None = None) -> float:
+        """Steps per second of the first ``number`` of them together, or of all."""
+        pipes = self._pipes[:number]
+        for pipe in pipes:
             pipe.send(seconds)
-        return sum(pipe.recv() for pipe in self._pipes)
+        rates, cpu = zip(*(pipe.recv() for pipe in pipes), strict=True)
+        self.step_cpu_s[len(pipes)] = sum(cpu) / len(pipes)
+        return sum(rates)
 
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.send(None)
+            with suppress(BrokenPipeError):  # ended by the signal that ends this process
+                pipe.send(None)
         for process in self._processes:
             process.join(10)
 
@@ -65,13 +74,16 @@ class BareLoops:
 class Lockstep:
     """One process per core that steps its share of the envs whenever its eventfd is rung."""
 
-    def __init__(self, num_envs: int, number: int) -> None:
+    def __init__(self, num_envs: int, number: int, chunk: int = 1) -> None:
         self._share = num_envs // number
+        self._steps = self._share * number * chunk
         self._bells = [os.eventfd(0) for _ in range(number)]
         self._answers, answer = os.pipe()
         context = multiprocessing.get_context("fork")
         self._processes = [
-            context.Process(target=lockstep_loop, args=(bell, answer, self._share), daemon=True)
+            context.Process(
+                target=lockstep_loop, args=(bell, answer, self._share, chunk), daemon=True
+            )
             for bell in self._bells
         ]
         for process in self._processes:
@@ -82,7 +94,7 @@ class Lockstep:
         for bell in self._bells:
             os.eventfd_write(bell, 1)
         self._wait()
-        return self._share * len(self._bells)
+        return self._steps
 
     def _wait(self) -> None:
         answered = 0
@@ -95,7 +107,7 @@ class Lockstep:
             process.join(10)
 
 
-def lockstep_loop(bell: int, answer: int, share: int) -> None:
+def lockstep_loop(bell: int, answer: int, share: int, chunk: int) -> None:
     envs = [suite_env() for _ in range(share)]
     actions = random_actions(1)[:, 0]
     episode = place = 0
@@ -103,29 +115,32 @@ def lockstep_loop(bell: int, answer: int, share: int) -> None:
         env.reset(options={"episode": (episode := episode + 1)})
     os.write(answer, b"r")
     while os.eventfd_read(bell):
-        for env in envs:
+        for env in (env for env in envs for _ in range(chunk)):
             _, _, terminated, truncated, _ = env.step(actions[(place := place + 1) % ACTIONS])
             if terminated or truncated:
                 env.reset(options={"episode": (episode := episode + 1)})
         os.write(answer, b"d")
 
 
-def bare_loop(pipe: Connection, seed: int) -> None:
-    env = suite_env()
+def bare_loop(pipe: Connection, seed: int, cameras: tuple[str, ...] = ()) -> None:
+    env = suite_env(cameras)
+    switch: Any = env.unwrapped
     actions = random_actions(1)[:, 0]
     place, episode = 0, seed
     env.reset(options={"episode": episode})
     pipe.send("ready")
     while (seconds := pipe.recv()) is not None:
-        made, began = 0, time.perf_counter()
+        made, began, cpu_began = 0, time.perf_counter(), time.process_time()
         while (spent := time.perf_counter() - began) < seconds:
+            if cameras:
+                switch.frames_enabled = place % CHUNK == CHUNK - 1
             _, _, terminated, truncated, _ = env.step(actions[place % ACTIONS])
             place += 1
             made += 1
             if terminated or truncated:
                 episode += 1
                 env.reset(options={"episode": episode})
-        pipe.send(made / spent)
+        pipe.send((made / spent, (time.process_time() - cpu_began) / made))
 
 
 def random_actions(num_envs: int) -> np.ndarray[Any, Any]:

@@ -31,10 +31,13 @@ class PlainEnv:
         return env
 
 
-def suite_env() -> gymnasium.Env[Any, Any]:
-    """The env of our suite, in this process."""
+def suite_env(cameras: tuple[str, ...] = ()) -> gymnasium.Env[Any, Any]:
+    """The env of our suite, in this process; with cameras, ready to render."""
     from polyarm import registry
     from polyarm.contracts import EnvSpec
 
     suite = registry.load("metaworld")
-    return suite.make(suite.check(EnvSpec("metaworld", TASK, options=OPTIONS)))
+    env = suite.make(suite.check(EnvSpec("metaworld", TASK, cameras, options=OPTIONS)))
+    if cameras:
+        suite.attach_display(env)
+    return env

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -50,9 +52,27 @@ def proportional_memory(pids: list[int]) -> int:
     return total
 
 
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Time that these processes have spent on a core; 0 for those that are gone."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                total += int((thread / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
 def private_memory(pid: int) -> int:
     """Anonymous resident memory of a process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
+    return 0
+
+
+def gpu_memory_mib() -> int:
+    """Memory in use on all NVIDIA GPUs together, by whomever; 0 without one."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return sum(int(line) for line in subprocess.check_output(query, text=True).split())
     return 0

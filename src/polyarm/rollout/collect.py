@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
@@ -74,6 +75,7 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
     num_envs: int = 8,
     max_attempts: int = 3,
     execute: int | None = None,
+    ordered: bool = False,
     **env_options: Any,
 ) -> Iterator[RolloutGroup]:
     """Play groups of repeats and yield each one when it is complete.
@@ -93,10 +95,13 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
             that never comes to its end is dropped, with a warning.
         execute: Actions executed before the policy is asked again; by default as many as it says
             itself, or all it returns.
+        ordered: Judge and yield groups in the order of ``keys``, so that which ones are accepted
+            depends on the keys alone, not on who was faster. A group then waits for those before
+            it, and more of what was begun ahead may be given up at the end.
         **env_options: Further arguments of `make_vec` for an env that is made.
 
     Yields:
-        Complete groups, in the order in which they are completed.
+        Complete groups, in the order in which they are completed unless ``ordered``.
     """
     if group_size < 1:
         raise InvalidCall(f"a group has at least one member, found group_size={group_size}")
@@ -108,7 +113,7 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
     if env is None:
         env = make_vec(first.name, num_envs=num_envs, autoreset="disabled", **env_options)
     try:
-        collector = _Collector(group_size, first, source)
+        collector = _Collector(group_size, first, source, ordered=ordered)
         space = env.single_action_space
         acting = load_policy(policy, space) if isinstance(policy, str) else as_policy(policy)
         check_specs(acting, {spec.name: spec for spec in env.specs}.values())
@@ -135,24 +140,27 @@ def _accepted(
 ) -> Iterator[RolloutGroup]:
     yielded = 0
     for episode in runner.episodes():
-        group = collector.enter(episode) if episode is not None else None
-        if group is None or (accept is not None and not accept(group)):
-            continue
-        yield group
-        yielded += 1
-        if yielded == num_groups:
-            return
+        for group in collector.enter(episode) if episode is not None else ():
+            if accept is not None and not accept(group):
+                continue
+            yield group
+            yielded += 1
+            if yielded == num_groups:
+                return
 
 
 class _Collector:
     """Groups that are not complete yet; each draw of an initial state is a group of its own."""
 
-    def __init__(self, size: int, first: EpisodeKey, rest: Iterator[EpisodeKey]) -> None:
+    def __init__(
+        self, size: int, first: EpisodeKey, rest: Iterator[EpisodeKey], *, ordered: bool
+    ) -> None:
         self._size = size
+        self._ordered = ordered
         self._first = first
         self._rest = rest
         self._drawn: Counter[EpisodeKey] = Counter()
-        self._groups: dict[EpisodeKey, dict[int, Rollout]] = {}
+        self._groups: dict[EpisodeKey, dict[int, Rollout]] = {}  # in the order of the draws
         self._heads: dict[EpisodeKey, EpisodeKey] = {}
 
     def members(self) -> Iterator[EpisodeKey]:
@@ -161,18 +169,24 @@ class _Collector:
         for key in self._rest:
             yield from self._repeats(key)
 
-    def enter(self, episode: RunningEpisode) -> RolloutGroup | None:
-        """Note an episode that has ended; returns its group if that is complete."""
+    def enter(self, episode: RunningEpisode) -> list[RolloutGroup]:
+        """Note an episode that has ended; returns the groups that are due by that."""
         assert episode.result is not None
         head = self._heads.pop(episode.key)
-        if episode.result.outcome == "error" and self._groups.pop(head, None) is not None:
-            log.warning("dropping the group of %s: %s", head, episode.result.error.get("message"))
-        if (group := self._groups.get(head)) is None:
-            return None
-        group[episode.key.repeat] = Rollout(episode.result, episode.trajectory())
-        if len(group) < self._size:
-            return None
-        del self._groups[head]
+        if episode.result.outcome == "error":
+            if self._groups.pop(head, None) is not None:
+                message = episode.result.error.get("message")
+                log.warning("dropping the group of %s: %s", head, message)
+        elif head in self._groups:
+            self._groups[head][episode.key.repeat] = Rollout(episode.result, episode.trajectory())
+        heads = list(self._groups) if self._ordered else [head]
+        return [self._take(each) for each in takewhile(self._is_complete, heads)]
+
+    def _is_complete(self, head: EpisodeKey) -> bool:
+        return len(self._groups.get(head, ())) == self._size
+
+    def _take(self, head: EpisodeKey) -> RolloutGroup:
+        group = self._groups.pop(head)
         return RolloutGroup(head, tuple(group[repeat] for repeat in sorted(group)))
 
     def _repeats(self, key: EpisodeKey) -> Sequence[EpisodeKey]:

@@ -14,6 +14,7 @@ import operator
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from polyarm import registry
 from polyarm.contracts import Batch, EpisodeKey, ObservedEpisode, Policy, Task, map_leaves
-from polyarm.errors import SlotError, StorageError
+from polyarm.errors import InvalidCall, SlotError, StorageError
 from polyarm.rollout.decisions import PolicyCaller
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.schedule import Schedule
@@ -140,10 +141,11 @@ class Runner:
     def drain(self) -> None:
         """Give up the episodes that run and leave all slots idle; waits for their chunks to end."""
         self.stopping = True
-        while pending := len(self._episodes) - len(self._deciding):
-            for slot in self._env.recv(pending, observe=False).slots.tolist():
-                self._free(slot)
-        for slot in list(self._deciding):
+        # What cut it short may have come between a send and our note of it: the env knows better.
+        with suppress(InvalidCall):  # nothing is pending any more
+            while True:
+                self._env.recv(1, observe=False)
+        for slot in list(self._episodes):
             self._free(slot)
 
     # Episodes begin.

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -30,12 +30,16 @@ from polyarm.vector.deliveries import InfoAssembler
 from polyarm.vector.engine import Engine
 from polyarm.vector.envcalls import check_callable
 from polyarm.vector.episodes import Episodes, Seed, deal_options
+from polyarm.vector.gpu_copies import GpuCopies
 from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.slot import SlotSettings
 from polyarm.vector.switching import BatchFit, Switches
 from polyarm.vector.worker import SlotPlan
+
+if TYPE_CHECKING:
+    from polyarm.vector.torch_env import TorchVectorEnv
 
 Slots = NDArray[np.intp]
 Step = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -116,6 +120,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._settings = settings
         self._options = options
         self._planner = planner
+        self._gpu_copies = GpuCopies()
         self.provenance = list(provenance)
         try:
             self._describe(engine.start())
@@ -411,6 +416,35 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise InvalidCall("observe() needs frames='last' or 'none'; recv() has every frame")
         return self._own(self._ring.observe(chosen, None, [1] * len(chosen)))
 
+    def to_torch(
+        self,
+        device: Any = "cuda",
+        *,
+        dtype: Any = "float32",
+        channels_first: bool = True,
+        normalize: bool | None = None,
+    ) -> TorchVectorEnv:
+        """This env with tensors for arrays, on a GPU or on the CPU.
+
+        Args:
+            device: ``"cuda"``, ``"cuda:1"``, ``"cpu"`` or a device of PyTorch. On a GPU,
+                observations are copied from the block, pinned once, on a stream of their own.
+            dtype: What frames are given in: float32, bfloat16, float16 or uint8, as a name or a
+                dtype of PyTorch. Other leaves keep theirs.
+            channels_first: Whether frames are ``(…, C, H, W)``.
+            normalize: Whether frames are divided by 255; None means unless they stay uint8.
+
+        Raises:
+            MissingExtra: PyTorch is not installed.
+            InvalidCall: There is no such device.
+        """
+        from polyarm.vector.tensors import FrameFormat
+        from polyarm.vector.torch_env import TorchVectorEnv
+
+        self._require_open()
+        frames = FrameFormat.of(dtype, channels_first=channels_first, normalize=normalize)
+        return TorchVectorEnv(self, self._ring, self._ledger, self._gpu_copies, device, frames)
+
     # Reaching into the envs.
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -521,6 +555,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self.closed = True
             if self._finalizer.detach() is not None:
                 _close_engine(self._engine, self._maker_pid, timeout_s)
+            self._gpu_copies.pins.release()
 
     def __enter__(self) -> VectorEnv:
         return self

@@ -6,7 +6,7 @@ row; `send` lets each slot advance on its own, and the next lockstep call brings
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,8 @@ class Ring:
         self._steps = list(self.rows[("steps",)])
         self._observed: list[dict[str, Array] | None] = [None] * layout.rows
         self._buffers = [np.zeros((0,), leaf.dtype) for leaf in layout.observation]
+        self.before_overwrite: Callable[[Slots | int, Slots | slice | int], None] | None = None
+        """Told which rows of which slots are about to be written again; readers are waited for."""
 
     def _append(self, kind: SegmentKind, segment: Segment, size: int) -> dict[Path, Array]:
         if self.epoch == MAX_SEGMENTS:
@@ -116,8 +118,10 @@ class Ring:
             for slot in np.flatnonzero(self.slot_row != self._row).tolist():
                 self.copy(slot, int(self.slot_row[slot]), self._row, self.slot_chunk[slot])
             self._aligned = True
-        self._row = (self._row + 1) % self.layout.rows
-        self.slot_row[:] = self._row
+        row = (self._row + 1) % self.layout.rows
+        if self.before_overwrite is not None:
+            self.before_overwrite(row, slice(None))
+        self.slot_row[:] = self._row = row
         return self._row
 
     def rewind(self) -> None:
@@ -131,9 +135,11 @@ class Ring:
 
     def advance(self, slots: Slots) -> Slots:
         """The next row of each of these slots."""
+        rows: Slots = (self.slot_row[slots] + 1) % self.layout.rows
+        if self.before_overwrite is not None:
+            self.before_overwrite(rows, slots)
         self._aligned = False
-        self.slot_row[slots] = (self.slot_row[slots] + 1) % self.layout.rows
-        rows: Slots = self.slot_row[slots]
+        self.slot_row[slots] = rows
         return rows
 
     def restore(self, slots: Slots, rows: Slots) -> None:
@@ -156,6 +162,8 @@ class Ring:
 
     def copy(self, slot: int, from_row: int, to_row: int, to_chunk: Chunk) -> None:
         """Carry a slot's observation, flags and rewards over to another row."""
+        if self.before_overwrite is not None:
+            self.before_overwrite(to_row, slot)
         source = self.slot_chunk[slot]
         for name, array in self.rows.items():
             if name == ("flags",):
@@ -191,6 +199,8 @@ class Ring:
     def poison(self, slots: Slots | slice, row: int) -> None:
         """Spoil the row after the one about to be written: views of it have expired."""
         expired = (row + 1) % self.layout.rows
+        if self.before_overwrite is not None:
+            self.before_overwrite(expired, slots)
         home = self.chunk.views if self.layout.every else self.rows
         for leaf in self.layout.observation:
             view = home[("obs", *leaf.path)]

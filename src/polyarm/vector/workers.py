@@ -202,6 +202,9 @@ class WorkerEngine:
         """
         assert worker.doorbell is not None
         fd, alone = worker.doorbell.fd, len(slots) == 1
+        mine: Sequence[int] | slice = slots
+        if len(slots) == len(worker.slots):  # neighbours, and a slice is written 3 µs faster
+            mine = slice(worker.slots[0], worker.slots[-1] + 1)
         words, commands, at = self.board.words, self.board.commands, self._commands_at
         worker.sequence = sequence = worker.sequence + 1
         self._awaited[worker.index, worker.generation, sequence] = slots
@@ -209,7 +212,7 @@ class WorkerEngine:
         if alone:
             words[at[slots[0]] + _SEQUENCE] = sequence
         else:
-            commands[slots, _SEQUENCE] = sequence
+            commands[mine, _SEQUENCE] = sequence
         os.eventfd_write(fd, 1)
 
     def _serve(self, timeout_s: float | None) -> None:

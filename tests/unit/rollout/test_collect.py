@@ -113,3 +113,76 @@ def test_a_policy_says_how_many_actions_are_executed_and_which_envs_it_was_made_
     assert len(trajectory["decision_steps"]) == len(trajectory["actions"])
     with pytest.raises(PolicyError, match="not toy/count-3"):
         next(collect(Particular(), [EpisodeKey("toy", "count-3", 0)], num_workers=0))
+
+
+class SlowStart(Sometimes):
+    """The lower its index, the longer an episode takes, so that groups end in the wrong order."""
+
+    def reset(self, **arguments):
+        self.length = 40 - 6 * (arguments["seed"] % 6)
+        return super().reset(**arguments)
+
+
+class SometimesBroken(Sometimes):
+    def step(self, action):
+        obs, *rest = super().step(action)
+        if obs["state"][0] == 0 and obs["state"][1] > 8:
+            raise RuntimeError("episode 0 never comes to its end")
+        return obs, *rest
+
+
+def slow_start(num_envs, **options):
+    with make_vec(SlowStart, num_envs=num_envs, num_workers=0, autoreset="disabled") as env:
+        source = (EpisodeKey("callable", "SlowStart", index) for index in itertools.count())
+        return list(collect(Noisy(), source, group_size=2, env=env, **options))
+
+
+def test_ordered_groups_come_in_the_order_of_the_keys_whoever_is_faster():
+    found = [[g.key.index for g in slow_start(12, num_groups=6, ordered=o)] for o in (True, False)]
+    assert found[0] == [0, 1, 2, 3, 4, 5]
+    assert found[1] != found[0]
+
+
+def test_which_ordered_groups_are_accepted_depends_on_the_keys_alone():
+    def facts(num_envs):
+        judged = []
+
+        def accept(group):
+            judged.append(group.key.index)
+            return is_informative(group)
+
+        groups = slow_start(num_envs, num_groups=4, accept=accept, ordered=True)
+        return judged, [(g.key, [r.result.action_hash for r in g.rollouts]) for g in groups]
+
+    judged, _ = one = facts(1)
+    assert judged == list(range(len(judged)))
+    assert len(judged) > 4
+    assert facts(5) == facts(12) == one
+
+
+def test_an_ordered_group_that_is_dropped_does_not_hold_up_those_behind_it(caplog):
+    with make_vec(SometimesBroken, num_envs=6, num_workers=0, autoreset="disabled") as env:
+        source = [EpisodeKey("callable", "SometimesBroken", index) for index in range(4)]
+        groups = list(collect(Noisy(), source, group_size=2, env=env, ordered=True))
+    assert [group.key.index for group in groups] == [1, 2, 3]
+    assert "dropping the group of callable/SometimesBroken#0" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["send", "send_reset", "recv"])
+@pytest.mark.parametrize("done", [False, True])
+def test_an_interrupt_around_any_call_leaves_the_env_usable(make, monkeypatch, call, done):
+    with make() as env:
+        real, calls = getattr(env, call), itertools.count()
+
+        def interrupted(*args, **kwargs):
+            last = next(calls) == 2
+            result = real(*args, **kwargs) if done or not last else None
+            if last:
+                raise KeyboardInterrupt
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(env, call, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                list(collect(Noisy(), keys(None), group_size=3, env=env))
+        assert len(list(collect(Noisy(), keys(4), group_size=3, env=env))) == 4

@@ -32,6 +32,17 @@ def test_what_was_sent_is_received_with_its_slots(make_everywhere):
     assert by_slot(ready, ready.info["seed"]) == {3: 3, 1: 1}
 
 
+def test_all_slots_of_a_worker_may_be_sent_in_any_order(make_any):
+    env = make_any(CountingEnv, num_workers=2)
+    env.reset(seed=0)
+    actions = np.array([[0.5, 0], [0.25, 0], [0.75, 0]], np.float32)
+    env.send(actions, [3, 1, 2])  # both slots of the second worker, the larger first
+    ready = env.recv(3)
+    states = by_slot(ready, ready.obs["state"])
+    assert states == {3: [3, 1, 0.5, 0], 1: [1, 1, 0.25, 0], 2: [2, 1, 0.75, 0]}
+    assert env.get_attr("step_number") == (0, 1, 1, 1)
+
+
 def test_the_first_ready_is_the_first_served(make_any):
     env = make_any([partial(SlowEnv, step_s=s, length=100) for s in (2, 0, 0, 0)], num_workers=4)
     env.reset(seed=0)
