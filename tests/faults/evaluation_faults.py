@@ -163,6 +163,8 @@ class Gambler:
                 return actions[..., :1]
             case "hang":
                 signal.pause()
+            case "sleep":
+                time.sleep(300)  # goes on after a signal, as native code does
             case "memory" if len(actions) > 1:
                 raise OutOfMemoryError("CUDA out of memory")
         return actions

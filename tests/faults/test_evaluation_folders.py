@@ -139,7 +139,7 @@ def test_a_lock_of_another_host_is_stale_only_when_its_heart_has_stopped(tmp_pat
     [
         {"pid": 2**22 + 1},
         {"pid": os.getpid(), "started": "1"},
-        {"pid": os.getpid(), "started": runlock._start_of(os.getpid()), "boot": "another"},
+        {"pid": os.getpid(), "started": runlock.start_of(os.getpid()), "boot": "another"},
     ],
     ids=["no such process", "the number of another process", "before the last boot"],
 )

@@ -67,7 +67,7 @@ def test_a_run_told_to_stop_does_so_soon_and_the_same_command_goes_on(
     out = tmp_path / "out"
     faults.plan(plan, step_s=0.05)
     code, said = stop(command(out), number, out, wait_until, running)
-    assert_stopped(out, code, said, 3)
+    assert_stopped(out, code, said, 75)
     faults.plan(plan)
     finish(command(out), out, expected)
 
@@ -115,7 +115,7 @@ def test_a_run_told_to_stop_while_envs_are_built_runs_no_episode(tmp_path, plan,
         process.send_signal(signal.SIGTERM)
         gate.touch()
         code, said = process.end(30)
-    assert_stopped(out, code, said, 3)
+    assert_stopped(out, code, said, 75)
     assert faults.lines(out) == 0
 
 

@@ -14,8 +14,8 @@ class BenchOptions(NamesTasks):
     Attributes:
         task: A task (metaworld/reach-v3, gym/CartPole-v1), a set (metaworld/mt10), or several
             of them separated by commas and dealt to the envs in turn.
-        num_envs: Number of envs stepped at once; under torchrun those of each rank.
-        num_envs_total: Envs of all ranks of torchrun together, instead of num_envs.
+        num_envs: Number of envs stepped at once; under torchrun or srun those of each rank.
+        num_envs_total: Envs of all ranks together, instead of num_envs.
         num_workers: Worker processes; by default one per env, 0 to run in this process.
         max_steps: Steps each env takes, on average: the run ends when the envs together have
             taken num_envs times as many.
@@ -49,6 +49,9 @@ class BenchOptions(NamesTasks):
         display: How frames are rendered: auto, egl, osmesa, xvfb, xvfb-shared, external or none.
         ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number. A benchmark
             computes nothing there, so this only chooses the GPU that renders.
+        policy_gpus: GPUs that ranks compute on, such as 0-3, dealt to them in turn; a benchmark
+            computes nothing.
+        render_gpus: GPUs that ranks render on, such as 4-7 or 4,6, dealt to them in turn.
     """
 
     task: str = "metaworld/reach-v3"
@@ -78,6 +81,8 @@ class BenchOptions(NamesTasks):
     seed: int = 0
     display: str = "auto"
     ddp_bind_gpu: bool = False
+    policy_gpus: str | None = None
+    render_gpus: str | None = None
 
     @property
     def renders(self) -> bool:

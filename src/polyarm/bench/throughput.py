@@ -135,8 +135,18 @@ def run_bench(
     return run_plan(make_plan(options), progress)
 
 
-def run_plan(plan: Plan, progress: Callable[[Progress], None] = lambda _: None) -> BenchResult:
-    """Run a benchmark that has been planned; else as `run_bench`."""
+def run_plan(
+    plan: Plan,
+    progress: Callable[[Progress], None] = lambda _: None,
+    ready: Callable[[], object] = lambda: None,
+) -> BenchResult:
+    """Run a benchmark that has been planned; else as `run_bench`.
+
+    Args:
+        plan: What to run.
+        progress: As for `run_bench`.
+        ready: Called once all envs have delivered an observation; the clock starts afterwards.
+    """
     options = plan.options
     free_vram = _free_vram(options)
     began = time.perf_counter()
@@ -145,6 +155,7 @@ def run_plan(plan: Plan, progress: Callable[[Progress], None] = lambda _: None) 
         run = _Run(envs, plan, obs, startup_s=time.perf_counter() - began)
         if (left := _free_vram(options)) is not None and free_vram is not None:
             run.vram_nbytes_per_env = max(0, free_vram - left) // envs.num_envs
+        ready()
         try:
             while run.steps_left > 0:
                 progress(run.advance())

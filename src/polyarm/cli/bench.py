@@ -1,24 +1,29 @@
-"""``polyarm bench``: live progress, a closing table and, if asked for, a line of JSON."""
+"""``polyarm bench``: live progress, a closing table and, if asked for, a line of JSON.
+
+Of several ranks the first one speaks for all; the others tell problems only.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress as Live
 from rich.progress import SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
-from polyarm.bench.plan import make_plan
+from polyarm.bench.merge import merge, merged_dict
+from polyarm.bench.plan import Plan, make_plan
 from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_plan
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import INTERRUPTED
+from polyarm.distributed.torchrun import process_group
 
 _LINE_EVERY_S = 0.5
 
@@ -27,17 +32,29 @@ def run(options: BenchOptions) -> int:
     """Run the benchmark and show it; returns the exit code."""
     errors = console.console(stderr=True)
     plan = make_plan(options)
-    options = plan.options
-    ranks.announce(plan.share, options, errors)
-    errors.print(_announcement(options))
-    with (_line if errors.is_terminal else _lines)(errors) as show:
-        result = run_plan(plan, show)
-    report(result, errors if options.json else console.console(stderr=False))
-    if result.interrupted:
+    ranks.announce(plan.share, plan.options, errors)
+    with process_group(plan.share.rank) as group:
+        if group.leads:
+            errors.print(_announcement(plan))
+        with _shown(errors, silent=not group.leads) as show:
+            own = run_plan(plan, show, lambda: group.gather(None))  # all start at once
+        results = group.gather(own)
+    if group.leads:
+        _conclude(results, errors, json_too=options.json)
+    return INTERRUPTED if own.interrupted else 0
+
+
+def _conclude(results: Sequence[BenchResult], errors: Console, *, json_too: bool) -> None:
+    together = merge(results)
+    out = errors if json_too else console.console(stderr=False)
+    report(together, out)
+    if len(results) > 1:
+        out.print()
+        out.print(_ranks(results))
+    if together.interrupted:
         errors.print("polyarm: interrupted; the figures cover what ran until then")
-    if options.json:
-        print(json.dumps(result.to_dict()))
-    return INTERRUPTED if result.interrupted else 0
+    if json_too:
+        print(json.dumps(merged_dict(results)))
 
 
 def report(result: BenchResult, out: Console) -> None:
@@ -51,6 +68,13 @@ def report(result: BenchResult, out: Console) -> None:
     if result.profile is not None:
         out.print()
         _print_split(result.profile, out)
+
+
+def _shown(errors: Console, *, silent: bool) -> AbstractContextManager[Callable[[Progress], None]]:
+    """What is called after every call of the env."""
+    if silent:
+        return nullcontext(lambda _: None)
+    return _line(errors) if errors.is_terminal else _lines(errors)
 
 
 @contextmanager
@@ -86,7 +110,30 @@ def _lines(errors: Console) -> Iterator[Callable[[Progress], None]]:
     yield show
 
 
-def _announcement(options: BenchOptions) -> str:
+def _ranks(results: Sequence[BenchResult]) -> Table:
+    """A line for each rank, and how far apart they are."""
+    table = console.table("rank", "envs", "env-steps/s", "wall", "errors", "start-up")
+    for column in table.columns:
+        column.justify = "right"
+    for number, one in enumerate(results):
+        table.add_row(
+            str(number),
+            str(one.options.num_envs),
+            f"{one.env_steps_per_s:,.0f}",
+            f"{one.wall_s:.2f} s",
+            str(one.errors),
+            f"{one.startup_s:.2f} s",
+        )
+    rates = sorted(one.env_steps_per_s for one in results)
+    table.caption = f"slowest {rates[0]:,.0f}, fastest {rates[-1]:,.0f} env-steps/s"
+    table.caption_justify = "left"
+    return table
+
+
+def _announcement(plan: Plan) -> str:
+    options, world = plan.options, plan.share.rank.world
+    ranks = f"{world} ranks, {sum(plan.share.envs_per_rank)} envs" if world > 1 else ""
+    envs = ranks or f"{options.num_envs} envs"
     frames = "no frames"
     if options.renders:
         height, width = options.image_size
@@ -96,7 +143,7 @@ def _announcement(options: BenchOptions) -> str:
     elif options.record or options.output_dir is not None:
         frames += ", nothing filmed (--no-video, --no-rgb or --fast)"
     return (
-        f"bench {escape(options.task)}: {options.num_envs} envs, {options.max_steps} steps each,"
+        f"bench {escape(options.task)}: {envs}, {options.max_steps} steps each,"
         f" {options.action_chunk} per call, {frames}"
     )
 

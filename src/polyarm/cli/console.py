@@ -33,12 +33,17 @@ def table(*headings: str, title: str | None = None) -> Table:
     return made
 
 
-def log_to(errors: Console) -> None:
-    """Messages go through the console, so that they do not break the live display."""
+def log_to(errors: Console, mark: str = "") -> None:
+    """Messages go through the console, so that they do not break the live display.
+
+    Args:
+        errors: The console.
+        mark: Begins each of them.
+    """
     log = logging.getLogger("polyarm")
     if not log.handlers:
         handler = RichHandler(console=errors, show_path=False, show_time=False, markup=False)
-        handler.setFormatter(_FirstLine())
+        handler.setFormatter(_FirstLine(f"{mark}%(message)s"))
         log.addHandler(handler)
         log.propagate = False
 

@@ -104,4 +104,4 @@ def run(options: DebugOptions) -> int:
         fresh=True,
     )
     observed = None if options.video_all else (0,)
-    return evaluate.run(evaluated, observed_slots=observed, resumable=False)
+    return evaluate.play(evaluated, observed_slots=observed, resumable=False)

@@ -1,7 +1,9 @@
 """``polyarm eval``: live progress, a journal that survives anything, results and a report.
 
 Exit codes: 0 all is done; 1 too many episodes ended as errors; 2 something is wrong, said in one
-message; 3 stopped before all was done, the same command goes on; 130 interrupted, likewise.
+message; 3 stopped before all was done, the same command goes on; 75 stopped by SIGTERM or SIGUSR1,
+130 by Ctrl-C, likewise. Of several ranks the first one speaks for all; the others tell problems
+only.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,20 +26,23 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from polyarm.cli import console
-from polyarm.cli.exits import FAILED, INTERRUPTED, STOPPED, TOO_MANY_ERRORS
-from polyarm.cli.progress import live_progress
+from polyarm.cli import console, ranks
+from polyarm.cli.exits import FAILED, INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
+from polyarm.cli.progress import Show, live_progress
 from polyarm.cli.signals import signals_stop
-from polyarm.errors import MissingExtra, StorageError
+from polyarm.distributed.ranks import Rank, Share
+from polyarm.errors import InvalidCall, MissingExtra, StorageError
 from polyarm.rollout.options import EvalOptions, options_from, seconds
 
 if TYPE_CHECKING:
     from polyarm.report.results import Results
     from polyarm.rollout.acting import PolicyLike
     from polyarm.rollout.evaluator import Evaluator
+    from polyarm.rollout.sharing import Member
 
 _CALIBRATION_S = 20.0
 _FOLDER_LETTERS = 120
+_ALONE = Rank(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,16 @@ def parse(
     return read(defaults, words).evaluation
 
 
-def run(
+def run(options: EvalOptions) -> int:
+    """Evaluate as one of the ranks that there are, and report; returns the exit code."""
+    share = Share.current(options)
+    ranks.announce(share, options, console.console(stderr=True))
+    return play(replace(options, num_envs=share.num_envs or None), share.rank)
+
+
+def play(
     options: EvalOptions,
+    rank: Rank = _ALONE,
     *,
     observed_slots: Sequence[int] | None = None,
     resumable: bool = True,
@@ -81,14 +95,16 @@ def run(
 
     Args:
         options: What and how.
+        rank: Which of the processes that do this together.
         observed_slots: Slots that are recorded; None for all.
         resumable: Whether the same command again would go on.
     """
+    from polyarm.distributed.members import member
     from polyarm.policies.loading import expand_policies
     from polyarm.rollout.evaluator import Evaluator
 
     errors = console.console(stderr=True)
-    console.log_to(errors)
+    console.log_to(errors, rank.mark)
     if options.report_to is not None:
         from polyarm.report.sinks import require_sink
 
@@ -97,21 +113,51 @@ def run(
     if not glob.has_magic(options.policy):
         policies = {"": options.policy}
     if options.dry_run:
-        return _dry_run(options, policies, errors)
+        return _dry_run(options, policies, errors) if rank.leads else 0
     folder = output_folder(options)
-    evaluator = Evaluator(options.tasks, options, folder, observed_slots=observed_slots)
-    errors.print(_announcement(options, evaluator, policies, folder), highlight=False)
+    seat = member(rank) if resumable else None
+    if options.fresh and resumable:
+        _refuse_to_forget(seat)
+    evaluator = Evaluator(
+        options.tasks, options, folder, observed_slots=observed_slots, member=seat
+    )
+    if rank.leads:
+        errors.print(_announcement(options, evaluator, policies, folder), highlight=False)
     with signals_stop(evaluator.stop) as caught, evaluator:
         try:
-            with live_progress(errors, list(policies)) as show:
+            with _progress(errors, list(policies), silent=not rank.leads) as show:
                 results = evaluator.run(policies, show)
         except StorageError as error:
-            said = f"[red]polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
+            said = f"[red]{rank.mark}polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
             errors.print(said, soft_wrap=True)
             return FAILED
-    if results.missing and resumable:
-        errors.print(_how_to_go_on(results.missing), soft_wrap=True)
-    return _conclude(results, folder, options, caught, errors)
+    if rank.leads:
+        if results.missing and resumable:
+            errors.print(_how_to_go_on(results.missing), soft_wrap=True)
+        _conclude(results, folder, options, errors, write=evaluator.sums_up)
+    return _exit_code(results, options, caught)
+
+
+def _refuse_to_forget(seat: Member | None) -> None:
+    """A job that is started several times by one command must not start over each time."""
+    from polyarm.distributed import slurm
+
+    if slurm.array_task() is not None:
+        raise InvalidCall(
+            "--fresh does not go with an array job: each of its tasks would forget what the others"
+            " have done. Clear the folder before, or choose another with --out."
+        )
+    if seat is None and slurm.restarts():
+        raise InvalidCall(
+            "SLURM has requeued this job, and --fresh would forget what it has done before; leave"
+            " --fresh out of jobs that may be requeued"
+        )
+
+
+def _progress(
+    errors: Console, labels: Sequence[str], *, silent: bool
+) -> AbstractContextManager[Show]:
+    return nullcontext(lambda _: None) if silent else live_progress(errors, labels)
 
 
 def output_folder(options: EvalOptions) -> Path:
@@ -127,31 +173,37 @@ def output_folder(options: EvalOptions) -> Path:
 
 
 def _conclude(
-    results: Results, folder: Path, options: EvalOptions, caught: list[int], errors: Console
-) -> int:
+    results: Results, folder: Path, options: EvalOptions, errors: Console, *, write: bool
+) -> None:
     from polyarm.cli import report as reporting
     from polyarm.report.html import write_report
     from polyarm.rollout.journal import storage_errors
 
-    with storage_errors(folder):
-        results.write(folder)
-        path = write_report(results, folder)
+    if write:
+        with storage_errors(folder):
+            results.write(folder)
+            write_report(results, folder)
     out = console.console(stderr=False)
     reporting.show(results, out)
-    out.print(f"\nreport: {path}", soft_wrap=True, markup=False)
+    out.print(f"\nreport: {folder / 'report.html'}", soft_wrap=True, markup=False)
     if options.save_dataset is not None and Path(options.save_dataset).is_dir():
         out.print(f"dataset: {options.save_dataset}", soft_wrap=True, markup=False)
-    if options.report_to is not None:
+    if options.report_to is not None and write:
         from polyarm.report.sinks import report_to
 
         report_to(options.report_to, results, run_name=folder.name, folder=folder)
-    if results.missing:
-        return INTERRUPTED if signal.SIGINT in caught else STOPPED
-    if results.errors:
+    if results.errors and not results.missing:
         errors.print(
             f"{results.errors} of {results.planned} episodes ended as errors and are not in the"
             f" score; --retry-errors runs them again"
         )
+
+
+def _exit_code(results: Results, options: EvalOptions, caught: Sequence[int]) -> int:
+    if results.missing:
+        if signal.SIGINT in caught:
+            return INTERRUPTED
+        return REQUEUE if caught else STOPPED
     allowed = options.max_errors * results.planned
     return TOO_MANY_ERRORS if results.errors > allowed else 0
 

@@ -9,5 +9,9 @@ FAILED = 2
 """A `PolyarmError` or a wrong argument, told in one message."""
 STOPPED = 3
 """Before all was done; the same command goes on."""
+REQUEUE = 75
+"""Told to stop by SIGTERM or SIGUSR1 before all was done, as clusters do; the same command goes on.
+
+The number that sysexits.h calls EX_TEMPFAIL."""
 INTERRUPTED = 130
 NOBODY_READS = 141

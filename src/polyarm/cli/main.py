@@ -2,8 +2,8 @@
 
 0: done. 1: done, and not well: too many episodes or every step failed, or a check found something
 missing. 2: a `PolyarmError` or a wrong argument, told in one message. 3: stopped before all was
-done. 130: Ctrl-C. 141: the reader of our output has gone. What a subcommand needs is imported when
-it runs.
+done. 75: SIGTERM or SIGUSR1 did that, to be started again. 130: Ctrl-C. 141: the reader of our
+output has gone. What a subcommand needs is imported when it runs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from polyarm.cli.exits import FAILED, INTERRUPTED, NOBODY_READS
 from polyarm.cli.report import ReportOptions
 from polyarm.cli.serve import ServeCommand
 from polyarm.cli.setup import SetupOptions
+from polyarm.distributed.ranks import mark
 from polyarm.errors import PolyarmError
 from polyarm.training.options import TrainOptions
 
@@ -68,7 +69,7 @@ examples:
   polyarm bench --task gym/CartPole-v1 --num-envs 32 --max-steps 1000 --profile-timing
   polyarm bench --fast --json | tail -n 1
   polyarm bench --task rlbench/open_drawer --num-envs 4 --max-steps 50 --record
-  torchrun --nproc_per_node=4 --no-python polyarm bench --num-envs-total 64 --ddp-bind-gpu
+  torchrun --nproc_per_node=4 -m polyarm bench --num-envs-total 64 --ddp-bind-gpu
 
 {_OLD_FLAGS}"""
 
@@ -81,7 +82,7 @@ clipped surrogate for --epochs epochs of --minibatches minibatches (PyTorch). Ev
 updates the policy plays held-out episodes by the suite's own rules. The folder --out holds
 checkpoint.pt, metrics.jsonl and curve.png; after Ctrl-C, SIGTERM or a crash, the same command goes
 on from the checkpoint. Under torchrun ranks share gradients and hold the same weights.
-Exit code 1 if every step failed, 3 (or 130 after Ctrl-C) if it was stopped early.
+Exit code 1 if every step failed; 3 if it was stopped early, 75 by a signal, 130 by Ctrl-C.
 
 examples:
   polyarm train --task gym/CartPole-v1 --train-updates 20 --train-lr 1e-3
@@ -103,9 +104,11 @@ examples:
   polyarm eval --policy 'my_policy:load@checkpoints/step_*.pt' --task metaworld/reach-v3
   polyarm eval --config run.yaml --stop-after 3h50m
   polyarm eval --policy random --task metaworld/mt10 --dry-run
+  torchrun --nproc_per_node=4 -m polyarm eval --policy expert --task metaworld/mt50 --ddp-bind-gpu
 
-The same command again runs only what is missing. Exit codes: 0 done, 1 too many errors, 2 wrong
-input, 3 stopped early, 130 Ctrl-C."""
+The same command again runs only what is missing, with any number of ranks (docs/distributed.md).
+Exit codes: 0 done, 1 too many errors, 2 wrong input, 3 stopped early, 75 stopped by SIGTERM or
+SIGUSR1, 130 Ctrl-C."""
 
 _REPORT = "Write the report of a run anew from its journal, finished or not."
 
@@ -376,6 +379,6 @@ def _tell(error: PolyarmError) -> None:
         traceback.print_exception(error)
         return
     message, *stacks = str(error).split("\n--- ")
-    print(f"polyarm: {message}", file=sys.stderr)
+    print(f"{mark()}polyarm: {message}", file=sys.stderr)
     if stacks:
         print("polyarm: POLYARM_DEBUG=1 shows stacks and output", file=sys.stderr)

@@ -1,7 +1,7 @@
 """``polyarm train``: a line for each update, and what was done in the end.
 
 Exit codes: 0 done; 1 every step failed; 3 stopped before the last update, the same command goes on;
-130 interrupted, likewise.
+75 likewise, by a signal as clusters send it; 130 interrupted, likewise.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyarm.cli import console, ranks
-from polyarm.cli.exits import INTERRUPTED, STOPPED, TOO_MANY_ERRORS
+from polyarm.cli.exits import INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
 from polyarm.cli.signals import signals_stop
 from polyarm.distributed.ranks import Share
 from polyarm.training.options import TrainOptions
@@ -52,7 +52,9 @@ def run(options: TrainOptions) -> int:
     if done.stopped:
         if leads:
             errors.print("polyarm: stopped with a checkpoint; the same command goes on from there")
-        return INTERRUPTED if signal.SIGINT in caught else STOPPED
+        if signal.SIGINT in caught:
+            return INTERRUPTED
+        return REQUEUE if caught else STOPPED
     if done.errors and not done.steps:
         errors.print("polyarm: every step failed, so nothing was learnt")
         return TOO_MANY_ERRORS

@@ -180,7 +180,8 @@ def count_all_gpus(environment: MutableMapping[str, str]) -> None:
 
 def ranks_share_gpus(environment: Mapping[str, str]) -> bool:
     """Whether a GPU's number is just the rank's, and not one that somebody has chosen."""
-    return not environment.get("CUDA_VISIBLE_DEVICES")
+    chosen = ("CUDA_VISIBLE_DEVICES", "POLYARM_RENDER_GPU")
+    return not any(environment.get(name) for name in chosen)
 
 
 def chosen_index(egl: Egl, cuda: int | None, *, shared: bool = False) -> int | None:

@@ -9,6 +9,12 @@ import os
 from collections.abc import Mapping
 
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_SPECIAL_STEPS = 0xFFFFFFF0
+"""SLURM's steps with numbers from here on are batch scripts, interactive shells and the like."""
+
+RENDER_GPU = "POLYARM_RENDER_GPU"
+"""Variable with CUDA's number of the GPU to render on, where that is not the one to compute on."""
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -19,11 +25,38 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     return None
 
 
-def cuda_index(environment: Mapping[str, str] = os.environ) -> int | None:
-    """CUDA's number of the GPU that this rank computes on; None where nothing binds it to one.
+def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
+    """How many ranks of this job share the host, by the same."""
+    slurm = ("SLURM_NTASKS_PER_NODE",) if in_slurm_step(environment) else ()
+    for variable in (*_LOCAL_RANKS, *slurm):
+        if (value := environment.get(variable, "")).isdecimal() and int(value) > 0:
+            return int(value)
+    return 1
 
-    Among all GPUs of the host if ``CUDA_VISIBLE_DEVICES`` gives numbers, else the place in it.
+
+def in_slurm_step(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is one of the processes that `srun` has started.
+
+    SLURM also sets its variables where only one process runs: in a batch script, and in an
+    interactive shell. Only a numbered step without a terminal of its own has ranks.
     """
+    step = environment.get("SLURM_STEP_ID", "")
+    return (
+        step.isdecimal()
+        and int(step) < _SPECIAL_STEPS
+        and environment.get("SLURM_PROCID", "").isdecimal()
+        and not environment.get("SLURM_PTY_PORT")
+    )
+
+
+def cuda_index(environment: Mapping[str, str] = os.environ) -> int | None:
+    """CUDA's number of the GPU that this rank renders on; None where nothing binds it to one.
+
+    It is the one that it computes on, unless `RENDER_GPU` names another. Its number is among all
+    GPUs of the host if ``CUDA_VISIBLE_DEVICES`` gives numbers, else its place in that variable.
+    """
+    if (chosen := environment.get(RENDER_GPU, "")).isdecimal():
+        return int(chosen)
     rank = local_rank(environment)
     visible = environment.get("CUDA_VISIBLE_DEVICES", "").strip()
     if not visible:

@@ -1,14 +1,15 @@
-"""This process's share of a job that torchrun has started on several processes."""
+"""This process's share of a job that torchrun or srun has started on several processes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Protocol
 
-from polyarm.display.rank import local_rank
+from polyarm.display.rank import RENDER_GPU, local_rank
+from polyarm.distributed import slurm
 from polyarm.errors import InvalidCall
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -18,8 +19,8 @@ class Shared(Protocol):
     """Options of a command whose envs are shared among ranks."""
 
     @property
-    def num_envs(self) -> int:
-        """Envs of each rank."""
+    def num_envs(self) -> int | None:
+        """Envs of each rank; None where the command chooses."""
 
     @property
     def num_envs_total(self) -> int | None:
@@ -40,20 +41,32 @@ class Rank:
 
     @classmethod
     def current(cls, environment: Mapping[str, str] = os.environ) -> Rank:
-        """As torchrun says in ``RANK`` and ``WORLD_SIZE``; the only one where nobody says.
+        """As torchrun says in ``RANK`` and ``WORLD_SIZE``, else as SLURM says of a step of `srun`.
+
+        The only one where nobody says.
 
         Raises:
             InvalidCall: They are no numbers, or do not go together.
         """
         number, world = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
         if not number or not world:
-            return cls(0, 1)
+            return cls(*slurm.step_rank(environment))
         if number.isdecimal() and world.isdecimal() and int(number) < int(world):
             return cls(int(number), int(world))
         raise InvalidCall(
             f"torchrun gives each process a RANK below WORLD_SIZE, found RANK={number} and "
             f"WORLD_SIZE={world}; unset both for a single process"
         )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that speaks for all."""
+        return self.number == 0
+
+    @property
+    def mark(self) -> str:
+        """Begins what a rank says where several may speak; empty for a process alone."""
+        return f"rank={self.number} " if self.world > 1 else ""
 
     def folder(self, folder: str) -> str:
         """A folder of this rank's own below one that all ranks share."""
@@ -66,7 +79,7 @@ class Share:
 
     Attributes:
         rank: Whose.
-        envs_per_rank: How many envs each rank has.
+        envs_per_rank: How many envs each rank has; 0 where the command chooses.
     """
 
     rank: Rank
@@ -74,10 +87,10 @@ class Share:
 
     @classmethod
     def current(cls, options: Shared, environment: Mapping[str, str] = os.environ) -> Share:
-        """This process's, by what torchrun says.
+        """This process's, by what its launcher says.
 
         Raises:
-            InvalidCall: A rank would have no env, or torchrun says what cannot be.
+            InvalidCall: A rank would have no env, or the launcher says what cannot be.
         """
         rank = Rank.current(environment)
         return cls(rank, envs_per_rank(options, rank.world))
@@ -101,13 +114,21 @@ def envs_per_rank(options: Shared, world: int) -> tuple[int, ...]:
     """
     total = options.num_envs_total
     if total is None:
-        return (options.num_envs,) * world
+        return (options.num_envs or 0,) * world
     if total < world:
         raise InvalidCall(
             f"num_envs_total={total} leaves {world - max(0, total)} of {world} ranks without an "
             f"env; give at least {world}, or start fewer ranks"
         )
     return tuple(total // world + (rank < total % world) for rank in range(world))
+
+
+def mark(environment: Mapping[str, str] = os.environ) -> str:
+    """`Rank.mark` of this process; empty where its launcher says what cannot be."""
+    try:
+        return Rank.current(environment).mark
+    except InvalidCall:
+        return ""
 
 
 def why_unbound(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -134,6 +155,69 @@ def bind_gpu(environment: MutableMapping[str, str] = os.environ) -> str | None:
     bound = visible[rank % len(visible)] if visible else str(rank)
     environment[_VISIBLE] = bound
     return bound
+
+
+def gpu_list(text: str) -> tuple[int, ...]:
+    """GPUs by number, such as ``0-3,6``.
+
+    Raises:
+        InvalidCall: It is no such list.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = (word.strip() for word in part.partition("-"))
+        if not first.isdecimal() or not (last.isdecimal() if dash else True):
+            raise InvalidCall(f"GPUs are given like 0-3,6, found {text!r}")
+        found += range(int(first), int(last or first) + 1)
+        if dash and int(last) < int(first):
+            raise InvalidCall(f"GPUs are given from low to high, found {part.strip()!r}")
+    return tuple(found)
+
+
+def separate_gpus(
+    policy: str | None, render: str | None, environment: MutableMapping[str, str] = os.environ
+) -> None:
+    """Let this process compute on one GPU and its workers render on another, by local rank.
+
+    To be called before anything uses CUDA.
+
+    Args:
+        policy: GPUs to compute on, such as ``0-3``, dealt to the ranks in turn; None changes
+            nothing.
+        render: GPUs to render on, likewise.
+        environment: Gets what chooses them.
+
+    Raises:
+        InvalidCall: These are no GPUs, or not among those that are visible.
+    """
+    rank = local_rank(environment) or 0
+    lists = {"--policy-gpus": policy, "--render-gpus": render}
+    chosen: dict[str, str] = {}
+    for flag, text in lists.items():
+        if text is not None:
+            numbers = gpu_list(text)
+            _require_visible(flag, numbers, environment)
+            chosen[flag] = str(numbers[rank % len(numbers)])
+    if "--policy-gpus" in chosen:
+        environment[_VISIBLE] = chosen["--policy-gpus"]
+    if "--render-gpus" in chosen:
+        environment[RENDER_GPU] = chosen["--render-gpus"]
+
+
+def _require_visible(flag: str, numbers: Sequence[int], environment: Mapping[str, str]) -> None:
+    if _VISIBLE not in environment:
+        return
+    visible = _visible(environment)
+    if not all(name.isdecimal() for name in visible):
+        raise InvalidCall(
+            f"{flag} gives numbers, but {_VISIBLE}={environment[_VISIBLE]} does not; give numbers"
+            " there too, or unset it"
+        )
+    for number in numbers:
+        if str(number) not in visible:
+            raise InvalidCall(
+                f"{flag} names GPU {number}, which {_VISIBLE}={environment[_VISIBLE]} hides"
+            )
 
 
 def _visible(environment: Mapping[str, str]) -> list[str]:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec, Suite
+from polyarm.display.rank import local_ranks
 from polyarm.doctor import gpu
 from polyarm.doctor.findings import Finding
 from polyarm.errors import InvalidCall, MissingExtra
@@ -53,7 +54,7 @@ class Case:
     @property
     def workers(self) -> int:
         """Planned workers of all ranks on this host."""
-        return self.num_envs * host.local_ranks()
+        return self.num_envs * local_ranks()
 
     def concerns(self, suite: str) -> bool:
         """Whether that suite is asked about, alone or with all."""

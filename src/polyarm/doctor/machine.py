@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyarm.contracts import Footprint
+from polyarm.display.rank import local_ranks
 from polyarm.doctor.case import Case
 from polyarm.doctor.findings import Finding
 from polyarm.vector import host
@@ -34,7 +35,7 @@ def check_cores(case: Case) -> Iterator[Finding]:
     """Cores of this rank against its workers."""
     cores, workers = host.cores(), case.num_envs
     text = f"{cores} for {workers} workers"
-    if (ranks := host.local_ranks()) > 1:
+    if (ranks := local_ranks()) > 1:
         text += f" of this rank, one of {ranks}"
     if (everywhere := os.cpu_count() or cores) > cores:
         text += f" ({everywhere} in the machine; affinity, cgroup and ranks leave the rest)"
@@ -47,7 +48,7 @@ def check_cores(case: Case) -> Iterator[Finding]:
 
 def check_memory(case: Case) -> Iterator[Finding]:
     """Memory that is free now against what the planned workers take."""
-    room = host.available_memory() // host.local_ranks()
+    room = host.available_memory() // local_ranks()
     text = f"{room / _GIB:.1f} GiB free"
     spec = case.spec()
     measure = getattr(case.suite, "footprint", None)

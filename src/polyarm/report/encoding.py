@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -96,7 +97,7 @@ def plain(value: Any) -> Any:
 def write_atomically(path: Path, text: str) -> Path:
     """Write a file so that a reader finds the old one or the new one, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.part")
     try:
         # What a crashed simulator wrote need not be text; it must not keep us from writing.
         with part.open("w", encoding="utf-8", errors="backslashreplace") as file:

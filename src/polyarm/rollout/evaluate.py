@@ -60,6 +60,9 @@ def evaluate(
     folder = None if out is None else Path(out)
     if keep_envs and folder is not None:
         raise InvalidCall("keep_envs=True keeps results in memory; use an Evaluator with a folder")
+    for name in ("num_envs_total", "ddp_bind_gpu", "policy_gpus", "render_gpus"):
+        if getattr(given, name):
+            raise InvalidCall(f"{name} is for the command line, where ranks share a run")
     if given.dry_run or (given.report_to is not None and folder is None):
         raise InvalidCall("dry_run is for the command line, and report_to needs out")
     evaluator = _KEPT.pop((tuple(listed), given), None) or Evaluator(listed, given, folder)

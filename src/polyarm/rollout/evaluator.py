@@ -6,26 +6,33 @@ the episodes that are missing, and the results are those of an undisturbed run.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall
-from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
 from polyarm.report.results import Results
 from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.dataset import DatasetExport
-from polyarm.rollout.journal import KEPT_EPISODES, Finished, Journal
+from polyarm.rollout.journal import Finished, Journal, read_episodes
 from polyarm.rollout.live_envs import Need
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges, protocol
 from polyarm.rollout.player import TIMES, Player, Turn
+from polyarm.rollout.sharing import (
+    Member,
+    Sharing,
+    await_fresh_start,
+    process_began_at,
+    was_begun_by,
+)
 from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
 
@@ -63,11 +70,14 @@ class Evaluator:
         options: How; its ``policy`` and ``task`` are not looked at.
         folder: Where results go, or None to keep them in memory only.
         observed_slots: Slots that are recorded; None for all.
+        member: Which of the ranks that share the folder this is; None if nobody shares it.
 
     Attributes:
         groups: The tasks, by what shares a vector env.
         planned: The episodes of each policy.
         finished: What has been finished, by policy and episode.
+        sums_up: Whether results are this process's to write, after a run: it is the first rank, or
+            that one is gone.
     """
 
     def __init__(
@@ -77,9 +87,12 @@ class Evaluator:
         folder: Path | None = None,
         *,
         observed_slots: Sequence[int] | None = None,
+        member: Member | None = None,
     ) -> None:
         if folder is not None:
             require_report_extra()
+        elif member is not None:
+            raise InvalidCall("ranks share a run by its folder: give out")
         elif options.recorded != "none" or options.save_trajectories or options.save_dataset:
             raise InvalidCall("videos, trajectories and datasets need a folder: give out")
         if options.save_dataset and observed_slots is not None:
@@ -87,6 +100,8 @@ class Evaluator:
         refuse_own_options(options.suite_settings())
         self._options = options
         self._folder = folder
+        self._member = member
+        self._sharing: Sharing | None = None
         self.groups = group_tasks(tasks, options)
         self._dataset: DatasetExport | None = None
         if folder is not None and options.save_dataset is not None:
@@ -98,9 +113,13 @@ class Evaluator:
         self.planned = [key for group in self.groups for key in group.keys(options)]
         self._policies: dict[str, Any] = {}
         self._wall_before = dict.fromkeys(_TIMES, 0.0)
+        self._wall_of_others: list[Mapping[str, float]] = []
         self._total_s = 0.0
         self._opened = False
+        # A rank that is slow to start does not retry what the others have just retried.
+        self._retried_before = math.inf if member is None else process_began_at()
         self.finished: Finished = {}
+        self.sums_up = True
 
     @property
     def notes(self) -> list[str]:
@@ -132,20 +151,24 @@ class Evaluator:
             with self._journal(policies) as journal:
                 known = {key: self.finished[key] for key in planned if key in self.finished}
                 for result in self._play(policies):
+                    last = result
                     if result is not None:
                         self._enter(journal, result)
                         known[result.policy, result.key] = result
                         made += 1
                     elif journal is not None:
                         journal.beat()
+                    for other in self._sharing.news() if self._sharing else ():
+                        if (other.policy, other.key) in planned:
+                            known[other.policy, other.key] = last = other
+                            made += 1
                     spent = time.perf_counter() - began
                     if show is not None:
                         running = self._player.running
-                        show(Progress(known, len(planned), running, spent, made, result))
+                        show(Progress(known, len(planned), running, spent, made, last))
                     if stop_after is not None and spent > stop_after:
                         self.stop()
-                if self._dataset is not None and journal is not None:
-                    self._dataset.write(self.finished, self.planned, journal.beat)
+                self._conclude(journal, time.perf_counter() - began)
         except BaseException:
             self.close()
             raise
@@ -157,7 +180,7 @@ class Evaluator:
     def results(self, labels: Sequence[str]) -> Results:
         """What is known so far about these policies."""
         keys = [(label, key) for label in labels for key in self.planned]
-        spent = {"total": self._total_s, **self._player.wall}
+        spent = self._spent()
         wall = {name: self._wall_before[name] + spent[name] for name in _TIMES}
         if self._player.on_gpu and wall["total"]:
             wall["gpu_busy_share"] = min(1.0, wall["policy"] / wall["total"])
@@ -185,34 +208,58 @@ class Evaluator:
     def _play(self, policies: Mapping[str, PolicyLike]) -> Iterator[EpisodeResult | None]:
         """Play what is missing, policy after policy; yields None now and then."""
         needs = {group: self._need(group, policies) for group in self.groups}
-        for label, policy in policies.items():
-            for group in self.groups:
-                missing = self._missing(label, group)
-                if missing and not self._player.stopping:
-                    yield None
-                    yield from self._player.play(Turn(label, policy, group, missing, needs[group]))
-                    if len(self.groups) > _MANY_GROUPS:
-                        self._player.envs.close(group)
+        while True:
+            for label, policy in policies.items():
+                for group in self.groups:
+                    missing = self._missing(label, group)
+                    if missing and not self._player.stopping:
+                        yield None
+                        turn = Turn(label, policy, group, missing, needs[group])
+                        yield from self._play_turn(turn)
+                        if len(self.groups) > _MANY_GROUPS:
+                            self._player.envs.close(group)
+            if self._sharing is None or self._player.stopping or not self._left(policies):
+                return
+            self._sharing.wait()  # others play the rest, and may not come to its end
+            yield None
+
+    def _play_turn(self, turn: Turn) -> Iterator[EpisodeResult | None]:
+        if self._sharing is None or self._member is None:
+            yield from self._player.play(turn)
+            return
+        attempts = self._options.max_attempts
+        schedule = self._sharing.schedule(turn.label, turn.missing, max_attempts=attempts)
+        first = self._member.first_of(turn.missing)
+        if schedule.begin(dict.fromkeys(key.name for key in first)):
+            yield from self._player.play(replace(turn, missing=first), schedule)
+
+    def _left(self, policies: Iterable[str]) -> bool:
+        """Whether anything is missing, whoever plays it."""
+        return any(self._missing(label, group) for label in policies for group in self.groups)
 
     def _need(self, group: Group, policies: Mapping[str, PolicyLike]) -> Need:
         missing = max(len(self._missing(label, group)) for label in policies)
+        if self._member is not None:
+            missing = self._member.fair_share(missing)
         looks = bool(self._options.cameras) and any(
             self._player.policies.looks(policy, self.groups[0]) for policy in policies.values()
         )
         return Need(looks, missing)
 
     def _missing(self, label: str, group: Group) -> list[EpisodeKey]:
-        retried = ("error",) if self._options.retry_errors else ()
-        missing = []
-        for key in group.keys(self._options):
-            result = self.finished.get((label, key))
-            if result is None or result.outcome in retried:
-                missing.append(key)
-        return missing
+        return [key for key in group.keys(self._options) if self._is_missing(label, key)]
+
+    def _is_missing(self, label: str, key: EpisodeKey) -> bool:
+        result = self.finished.get((label, key))
+        if result is None or not self._options.retry_errors:
+            return result is None
+        return result.outcome == "error" and result.finished_at < self._retried_before
 
     def _enter(self, journal: Journal | None, result: EpisodeResult) -> None:
         if journal is not None:
             journal.append(result)
+        if self._sharing is not None:
+            self._sharing.entered(result)
         self.finished[result.policy, result.key] = result
 
     # The folder.
@@ -227,21 +274,64 @@ class Evaluator:
             self._player.forget()
             yield None
             return
-        fresh = self._options.fresh and not self._opened
-        journal = Journal(self._folder, self._run_file(), fresh=fresh)
+        journal = self._open_journal(self._folder)
         try:
-            for name in KEPT_EPISODES:
-                for part in stale_parts(self._folder / name):
-                    part.unlink(missing_ok=True)
-            self.finished = dict(journal.finished)
-            if self._dataset is not None:
+            self.finished = journal.finished
+            if self._member is not None:
+                self._sharing = Sharing(self._folder, journal, self._member, self._is_missing)
+            if self._dataset is not None and self._is_first:
                 self._dataset.begin(self.finished, self.planned)
             if not self._opened:
                 self._go_on_from(self._folder)
             self._opened = True
             yield journal
         finally:
+            if self._sharing is not None:
+                self._sharing.close()
+                self._sharing = None
             journal.close()
+
+    def _open_journal(self, folder: Path) -> Journal:
+        fresh = self._options.fresh and not self._opened
+        if self._member is None:
+            return Journal(folder, self._run_file(), fresh=fresh)
+        if fresh and not self._is_first:
+            await_fresh_start(folder, self._member.job)
+        return Journal(
+            folder,
+            {**self._run_file(), "job": self._member.job},
+            rank=self._member.number,
+            alone=False,
+            # A job that was restarted or requeued goes on.
+            fresh=fresh and self._is_first and not was_begun_by(folder, self._member.job),
+        )
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the one of several ranks that begins and ends for all."""
+        return self._member is None or self._member.number == 0
+
+    def _conclude(self, journal: Journal | None, spent_s: float) -> None:
+        """Sum up what all ranks have done, or leave it to the one that does."""
+        sharing = self._sharing
+        if sharing is not None and self._folder is not None:
+            if self._is_first:
+                for said in sharing.let_others_leave(stopped=self._player.stopping):
+                    self._wall_of_others.append(said["wall"])
+                    self._player.add_notes(said["notes"])
+            else:
+                sharing.say({"total": spent_s, **self._player.wall}, self.notes)
+                self.sums_up = not sharing.first_is_alive()
+            self.finished = read_episodes(self._folder)  # each once, whoever reads
+        if self._dataset is not None and journal is not None and self._is_first:
+            self._dataset.write(self.finished, self.planned, journal.beat)
+
+    def _spent(self) -> dict[str, float]:
+        """Seconds by what they were spent on: the mean of ranks, which worked side by side."""
+        own = {"total": self._total_s, **self._player.wall}
+        everyone = [own, *self._wall_of_others]
+        mean = {name: sum(wall[name] for wall in everyone) / len(everyone) for name in own}
+        return {**mean, "total": max(wall["total"] for wall in everyone)}
 
     def _go_on_from(self, folder: Path) -> None:
         """Add to what earlier runs of this folder took and noted."""

@@ -3,7 +3,8 @@
 A run's folder holds ``run.json`` (what is being run) and one ``episodes*.jsonl`` per rank. A line
 is appended and synced before the episode counts, and a torn last line is cut off when the journal
 is opened again, so a run that was killed at any moment goes on where it was. Locks are ordinary
-files with a heartbeat: they work on NFS, where flock may not.
+files with a heartbeat: they work on NFS, where flock may not. Ranks share the episodes by claims,
+which are such files too (`polyarm.rollout.sharing`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import InvalidCall, RunConflict, StorageError
+from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import decode_episode, encode_episode, plain, write_atomically
 from polyarm.report.results import Results
 from polyarm.rollout.plan import condensed
-from polyarm.rollout.runlock import RunLock
+from polyarm.rollout.runlock import RunLock, clear_away, in_use, living_holder
 
 log = logging.getLogger("polyarm")
 
@@ -31,6 +33,8 @@ RUN_FILE = "run.json"
 STAGED_EPISODES = "dataset_episodes"
 KEPT_EPISODES = ("videos", "trajectories", STAGED_EPISODES)
 """Folders of a run that hold what is kept of its episodes."""
+CLAIM = ".claim."
+"""Begins the name of a claim to an episode."""
 SCHEMA = 1
 
 Finished = dict[tuple[str, EpisodeKey], EpisodeResult]
@@ -43,8 +47,14 @@ class Journal:
     Args:
         folder: The run's folder; made if it does not exist.
         run: What is being run: ``protocol`` must be equal to that of an earlier run in the folder.
-        rank: Which share of a distributed run this is.
+            Ranks that were started together have the same ``job``.
+        rank: Whose.
+        alone: Whether nobody else may play episodes of this run at the same time.
         fresh: Whether to remove what an earlier run has left.
+
+    Attributes:
+        lock: Says that this rank is alive.
+        finished: What all ranks have finished, as far as it has been read.
 
     Raises:
         RunConflict: The folder belongs to another run, or is in use.
@@ -52,24 +62,49 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, run: Mapping[str, Any], *, rank: int = 0, fresh: bool = False
+        self,
+        folder: Path,
+        run: Mapping[str, Any],
+        *,
+        rank: int = 0,
+        alone: bool = True,
+        fresh: bool = False,
     ) -> None:
         self._folder = folder
         self._path = folder / episodes_file(rank)
         self._fd = -1
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = RunLock(folder / f".rank{rank}.lock")
+            job = str(run.get("job", ""))
+            self.lock = RunLock(folder / f".rank{rank}.lock", job=job, rank=rank, alone=alone)
             try:
+                self._refuse_company(alone=alone or fresh)
                 if fresh:
                     clear_folder(folder)
                 _agree(folder, run)
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
                 self._end = _cut_torn_line(self._fd)
-                self.finished: Finished = read_episodes(folder)
+                self._reader = Reader(folder)
+                self.finished = self._reader.finished
+                self._reader.read()
+                if not self.others():
+                    self._tidy()
             except BaseException:
                 self.close()
                 raise
+
+    def others(self) -> list[dict[str, Any]]:
+        """Who else is alive and works in this folder."""
+        return [
+            holder
+            for path in sorted(self._folder.glob(".rank*.lock"))
+            if path != self.lock.path and (holder := living_holder(path)) is not None
+        ]
+
+    def read_others(self) -> list[EpisodeResult]:
+        """What other ranks have written since the last time; it counts from now on."""
+        with storage_errors(self._folder):
+            return self._reader.read(but=self._path)
 
     def append(self, result: EpisodeResult) -> None:
         """Put a result on the disk; it counts when this returns.
@@ -78,7 +113,7 @@ class Journal:
             StorageError: It could not be written; the journal is as it was before.
             RunConflict: The folder is somebody else's by now.
         """
-        self._lock.beat()
+        self.lock.beat()
         line = json.dumps(encode_episode(result), separators=(",", ":")).encode() + b"\n"
         try:
             _write_all(self._fd, line)
@@ -95,14 +130,87 @@ class Journal:
 
     def beat(self) -> None:
         """Say that this run is alive; to be called every few seconds."""
-        self._lock.beat()
+        self.lock.beat()
 
     def close(self) -> None:
         """Close the file and let others use the folder."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        self._lock.release()
+        self.lock.release()
+
+    def _refuse_company(self, *, alone: bool) -> None:
+        for other in self.others():
+            if alone or other.get("alone", True):
+                raise RunConflict(in_use(self._folder, other))
+
+    def _tidy(self) -> None:
+        """Remove what ranks that are gone have left; nobody else is there."""
+        for name in KEPT_EPISODES:
+            for part in stale_parts(self._folder / name):
+                part.unlink(missing_ok=True)
+        for path in [*self._folder.glob(f"{CLAIM}*"), *self._folder.glob(".rank*.lock")]:
+            if living_holder(path) is None:
+                clear_away(path)
+
+
+class Reader:
+    """Reads the journals of all ranks, each line once.
+
+    Args:
+        folder: The run's.
+
+    Attributes:
+        finished: What has been read. Of two lines about one episode the first counts, except that
+            anything counts more than an error.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[Path, int] = {}
+        self._lines: dict[Path, int] = {}
+        self.finished: Finished = {}
+
+    def read(self, but: Path | None = None) -> list[EpisodeResult]:
+        """Read what has been appended; returns what counts of it.
+
+        Args:
+            but: A journal that is not looked at.
+
+        Raises:
+            RunConflict: A line is damaged.
+        """
+        return [
+            result
+            for path in episode_files(self._folder)
+            if path != but
+            for result in self._read(path)
+            if self._enter(result)
+        ]
+
+    def _read(self, path: Path) -> Iterator[EpisodeResult]:
+        offset = self._offsets.get(path, 0)
+        with path.open("rb") as file:  # opened anew: only then does NFS look what there is
+            file.seek(offset)
+            # What follows the last newline is being written, or its writer has ended.
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offsets[path] = offset + len(whole) + len(newline)
+        for line in whole.split(b"\n") if newline else ():
+            self._lines[path] = number = self._lines.get(path, 0) + 1
+            try:
+                yield decode_episode(json.loads(line))
+            except (ValueError, AttributeError, InvalidCall) as error:
+                raise RunConflict(
+                    f"{path}, line {number} is no result that this version knows ({error}):"
+                    f" {line[:80]!r}"
+                ) from error
+
+    def _enter(self, result: EpisodeResult) -> bool:
+        before = self.finished.get((result.policy, result.key))
+        counts = before is None or before.outcome == "error"
+        if counts:
+            self.finished[result.policy, result.key] = result
+        return counts
 
 
 def episodes_file(rank: int) -> str:
@@ -117,25 +225,10 @@ def episode_files(folder: Path) -> list[Path]:
 
 
 def read_episodes(folder: Path) -> Finished:
-    """What all ranks have finished.
-
-    Of two lines about one episode the first counts, except that anything counts more than an error.
-    """
-    finished: Finished = {}
-    for path in episode_files(folder):
-        # What follows the last newline was being written when its writer ended.
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
-            try:
-                result = decode_episode(json.loads(line))
-            except (ValueError, AttributeError, InvalidCall) as error:
-                raise RunConflict(
-                    f"{path}, line {number} is no result that this version knows ({error}):"
-                    f" {line[:80]!r}"
-                ) from error
-            before = finished.get((result.policy, result.key))
-            if before is None or before.outcome == "error":
-                finished[result.policy, result.key] = result
-    return finished
+    """What all ranks have finished, each episode once."""
+    reader = Reader(folder)
+    reader.read()
+    return reader.finished
 
 
 def load_results(folder: Path) -> Results:
@@ -192,8 +285,8 @@ def clear_folder(folder: Path) -> None:
         return
     for name in (RUN_FILE, "results.json", "report.html"):
         (folder / name).unlink(missing_ok=True)
-    for path in episode_files(folder):
-        path.unlink()
+    for path in [*episode_files(folder), *folder.glob(f"{CLAIM}*")]:
+        path.unlink(missing_ok=True)
     for name in KEPT_EPISODES:
         shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -48,7 +48,9 @@ class EvalOptions(NamesTasks):
         protocol: Whose published rules the suite follows, such as openpi or oft for LIBERO.
         out: Folder for the journal, results, report and videos; by default runs/POLICY-TASK. The
             same command again goes on where it was.
-        num_envs: Envs that run at once; by default two per core.
+        num_envs: Envs that run at once; by default two per core. Under torchrun or srun those of
+            each rank.
+        num_envs_total: Envs of all ranks together, instead of num_envs.
         max_envs: Envs that run at once at most, or auto: as many as fit into main memory and, if a
             GPU renders, into its memory.
         num_workers: Worker processes; by default one per env, 0 to run in this process.
@@ -84,6 +86,10 @@ class EvalOptions(NamesTasks):
         stop_after: Stop cleanly after so long, such as 3h50m; the same command goes on later.
         report_to: Also report to wandb, trackio or tensorboard.
         dry_run: Only say how many episodes there are and how long they will take.
+        ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number: its envs
+            render there, and its policy computes there.
+        policy_gpus: GPUs that ranks compute on, such as 0-3, dealt to them in turn.
+        render_gpus: GPUs that ranks render on, such as 4-7 or 4,6, dealt to them in turn.
     """
 
     policy: str = "random"
@@ -92,6 +98,7 @@ class EvalOptions(NamesTasks):
     protocol: str | None = None
     out: str | None = None
     num_envs: int | None = None
+    num_envs_total: int | None = None
     max_envs: int | Literal["auto"] = "auto"
     num_workers: int | None = None
     seed: int = 0
@@ -125,6 +132,9 @@ class EvalOptions(NamesTasks):
     stop_after: str | None = None
     report_to: str | None = None
     dry_run: bool = False
+    ddp_bind_gpu: bool = False
+    policy_gpus: str | None = None
+    render_gpus: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("cameras", "image_size", "suite_options"):
@@ -137,7 +147,7 @@ class EvalOptions(NamesTasks):
             raise UnknownName("choice of episodes", self.dataset_episodes, ["all", "successes"])
         for name in ("repeats", "chunk", "video_stride", "max_attempts"):
             _require(name, getattr(self, name), 1)
-        for name in ("episodes", "num_envs", "max_envs", "execute", "max_batch"):
+        for name in ("episodes", "num_envs", "num_envs_total", "max_envs", "execute", "max_batch"):
             if getattr(self, name) not in (None, "auto"):
                 _require(name, getattr(self, name), 1)
         for name in ("start", "seed", "max_wait_ms", "max_errors"):

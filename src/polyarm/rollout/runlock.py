@@ -1,7 +1,8 @@
 """A lock that is an ordinary file: who holds it, and a heartbeat to tell the dead from the living.
 
 On one machine the holder's process is looked up; from another machine, a heartbeat older than
-`STALE_S` means that the holder is gone. Ages are measured by the file system's own clock.
+`STALE_S` means that the holder is gone. Ages are measured by the file system's own clock. A second
+name of the file is a *claim*: it says who made it, and has the same heartbeat.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,29 +19,34 @@ from typing import Any
 from polyarm.errors import RunConflict
 
 BEAT_S = 10.0
-STALE_S = 900.0
+STALE_S = 180.0
+"""More than a network file system may keep the time of the last heartbeat from other hosts."""
+
+_LOOK_S = 1.0
 
 
 class RunLock:
-    """Held from construction until `release`.
+    """Held from construction until `release`; its heart beats in a thread of its own.
 
     Args:
+        path: The lock's file.
+        job: What has started this process; its predecessor in the same job, on another host, is
+            waited for: it was killed, or it would not have been replaced.
+        **about: What others may read in it, beside who holds it.
+
+    Attributes:
         path: The lock's file.
 
     Raises:
         RunConflict: Somebody who is alive holds it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._me = {
-            "host": socket.gethostname(),
-            "boot": _boot_id(),
-            "pid": os.getpid(),
-            "started": _start_of(os.getpid()),
-        }
+    def __init__(self, path: Path, *, job: str = "", **about: Any) -> None:
+        self.path = path
+        self._me = {**_this_process(), "job": job, **about}
         self._held = False
         self._beaten_at = time.monotonic()
+        self._released = threading.Event()
         mine = path.with_name(f"{path.name}.{self._me['host']}.{os.getpid()}")
         try:
             mine.write_text(json.dumps(self._me))
@@ -47,6 +54,8 @@ class RunLock:
         finally:
             mine.unlink(missing_ok=True)
         self._held = True
+        self._heart = threading.Thread(target=self._beat_on, name="polyarm-lock", daemon=True)
+        self._heart.start()
 
     def beat(self) -> None:
         """Renew the lock, if it is time to.
@@ -57,62 +66,131 @@ class RunLock:
         now = time.monotonic()
         if self._held and now - self._beaten_at > BEAT_S:
             self._beaten_at = now
-            if (holder := self._read()) != self._me:
+            if (holder := _read(self.path)) != self._me:
                 who = f"process {holder['pid']} on {holder['host']}" if holder else "somebody"
-                raise RunConflict(f"{self._path.parent} was taken over by {who}; stopping here")
-            os.utime(self._path)
+                raise RunConflict(f"{self.path.parent} was taken over by {who}; stopping here")
+            os.utime(self.path)
+
+    def claim(self, path: Path) -> bool:
+        """Make a claim, which only one can have; returns whether it is ours.
+
+        A claim whose maker is gone is taken over.
+        """
+        for _ in range(2):
+            try:
+                os.link(self.path, path)  # atomic on NFS too
+            except FileExistsError:
+                if self._is_ours(path):
+                    return True
+                if living_holder(path) is not None:
+                    return False
+                clear_away(path)
+            except FileNotFoundError:
+                raise RunConflict(f"{self.path} is gone; somebody has taken the folder") from None
+            else:
+                return True
+        return False
 
     def release(self) -> None:
         """Let others have it."""
         if self._held:
             self._held = False
-            if self._read() == self._me:
-                self._path.unlink(missing_ok=True)
+            self._released.set()
+            self._heart.join()
+            if _read(self.path) == self._me:
+                self.path.unlink(missing_ok=True)
+
+    def _is_ours(self, path: Path) -> bool:
+        return _read(path) == self._me
+
+    def _beat_on(self) -> None:
+        """The policy may take minutes over a decision; others must not think that we are gone."""
+        while not self._released.wait(BEAT_S or 1.0):
+            with contextlib.suppress(OSError):  # told by the next `beat`
+                if self._is_ours(self.path):
+                    os.utime(self.path)
 
     def _take(self, mine: Path) -> None:
+        deadline = time.monotonic() + 2 * STALE_S
         for _ in range(3):
             try:
-                os.link(mine, self._path)  # atomic on NFS too
+                os.link(mine, self.path)
             except FileExistsError:
-                if (holder := self._holder(mine)) is not None:
-                    raise RunConflict(
-                        f"{self._path.parent} is in use by process {holder['pid']} on"
-                        f" {holder['host']}; wait for it, stop it, or choose another folder"
-                    ) from None
-                self._clear_away(mine)
+                while (holder := living_holder(self.path)) is not None:
+                    if not self._succeeds(holder) or time.monotonic() > deadline:
+                        raise RunConflict(in_use(self.path.parent, holder)) from None
+                    time.sleep(_LOOK_S)
+                clear_away(self.path)
             else:
                 return
-        raise RunConflict(f"{self._path} is being taken by several processes at once")
+        raise RunConflict(f"{self.path} is being taken by several processes at once")
 
-    def _clear_away(self, mine: Path) -> None:
-        """Remove a stale lock, unless somebody else has just replaced it with a living one."""
-        stale = self._path.with_name(f"{self._path.name}.stale.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            self._path.rename(stale)  # only one of several can have it
-            age_s = mine.stat().st_mtime - stale.stat().st_mtime
-            if (taken := _read(stale)) is not None and self._is_alive(taken, age_s):
-                with contextlib.suppress(FileExistsError):
-                    os.link(stale, self._path)
-        stale.unlink(missing_ok=True)
+    def _succeeds(self, holder: dict[str, Any]) -> bool:
+        same_job = self._me["job"] and holder.get("job") == self._me["job"]
+        return bool(same_job) and holder["host"] != self._me["host"]
 
-    def _holder(self, mine: Path) -> dict[str, Any] | None:
-        """Who holds the lock, or None if they are gone."""
-        try:
-            age_s = mine.stat().st_mtime - self._path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        if (holder := self._read()) is None:
-            return None
-        return holder if self._is_alive(holder, age_s) else None
 
-    def _is_alive(self, holder: dict[str, Any], age_s: float) -> bool:
-        if holder.get("host") != self._me["host"]:
-            return age_s < STALE_S
-        same_boot = bool(holder.get("boot") == self._me["boot"])
-        return same_boot and holder.get("started") == _start_of(int(holder["pid"]))
+def in_use(folder: Path, holder: dict[str, Any]) -> str:
+    """Why a folder cannot be had."""
+    return (
+        f"{folder} is in use by process {holder['pid']} on {holder['host']}; wait for it, stop it,"
+        " or choose another folder"
+    )
 
-    def _read(self) -> dict[str, Any] | None:
-        return _read(self._path)
+
+def living_holder(path: Path) -> dict[str, Any] | None:
+    """Who holds a lock or has made a claim; None if nobody has, or they are gone."""
+    holder = _read(path)
+    if holder is None:
+        return None
+    me = _this_process()
+    if holder.get("host") != me["host"]:
+        return holder if _age_s(path) < STALE_S else None
+    same_boot = holder.get("boot") == me["boot"]
+    lives = same_boot and holder.get("started") == start_of(int(holder["pid"]))
+    return holder if lives else None
+
+
+def clear_away(path: Path) -> None:
+    """Remove a stale file, unless somebody else has just replaced it with a living one."""
+    stale = path.with_name(f"{path.name}.stale.{socket.gethostname()}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(stale)  # only one of several can have it
+        if living_holder(stale) is not None:
+            with contextlib.suppress(FileExistsError):
+                os.link(stale, path)
+    stale.unlink(missing_ok=True)
+
+
+def start_of(pid: int) -> str:
+    """When a process was started, in clock ticks; "" if there is none, or only a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, *rest = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else rest[18]
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "boot": _boot_id(),
+        "pid": os.getpid(),
+        "started": start_of(os.getpid()),
+    }
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file's last heartbeat, by the clock of its file system."""
+    now = path.with_name(f".now.{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        now.touch()
+        return now.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return STALE_S
+    finally:
+        now.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -122,16 +200,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return holder
-
-
-def _start_of(pid: int) -> str:
-    """When a process was started, in clock ticks; "" if there is none, or only a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            state, *rest = file.read().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in "ZX" else rest[18]
 
 
 def _boot_id() -> str:

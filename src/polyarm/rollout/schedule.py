@@ -42,6 +42,14 @@ class Schedule:
         """Known episodes that nobody runs yet."""
         return self._number
 
+    def waits(self, task: str) -> bool:
+        """Whether a known episode of a task waits."""
+        return bool(self._waiting.get(task))
+
+    def running(self, task: str) -> int:
+        """Episodes of a task that are under way."""
+        return self._running[task]
+
     def add(self, keys: Iterable[EpisodeKey]) -> None:
         """Put more episodes at the end of the queue."""
         for key in keys:
@@ -53,7 +61,7 @@ class Schedule:
         self._draw()
         if not self._number:
             return None
-        if not self._waiting.get(task):
+        if not self.waits(task):
             task = max(self._waiting, key=self._urgency)
         key = self._waiting[task].popleft()
         if not self._waiting[task]:
@@ -96,7 +104,7 @@ class Schedule:
         return dropped
 
     def _urgency(self, task: str) -> float:
-        return len(self._waiting[task]) / (1 + self._running[task])
+        return len(self._waiting[task]) / (1 + self.running(task))
 
     def _draw(self) -> None:
         while self._number < self._lookahead:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec, Footprint
+from polyarm.display.rank import local_ranks
 from polyarm.vector import host, screens
 
 _SHARE = 0.8
@@ -45,11 +46,11 @@ def fit(spec: EnvSpec, display: str) -> Fit | None:
     need: Footprint = measure(spec)
     on_gpu = bool(spec.cameras) and renders_on_gpu(display, [spec.suite])
     per_env = need.host if on_gpu else need.host + need.graphics
-    room = int(host.available_memory() * _SHARE) // host.local_ranks()
+    room = int(host.available_memory() * _SHARE) // local_ranks()
     fits = [Fit(max(1, room // per_env), _limit("main memory", room, per_env))]
     graphics = free_graphics_memory() if on_gpu else None
     if graphics is not None and need.graphics:
-        room = int(graphics * _SHARE) // host.local_ranks()
+        room = int(graphics * _SHARE) // local_ranks()
         limit = _limit("the GPU's memory", room, need.graphics)
         fits.append(Fit(max(1, room // need.graphics), limit))
     return min(fits, key=lambda one: one.num_envs)

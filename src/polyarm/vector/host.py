@@ -6,6 +6,8 @@ import os
 import resource
 from pathlib import Path
 
+from polyarm.display.rank import in_slurm_step, local_ranks
+
 _CGROUP = Path("/sys/fs/cgroup")
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -42,19 +44,13 @@ def _cgroup_cores() -> float:
     return allowed
 
 
-def local_ranks() -> int:
-    """How many ranks of this job share the machine (torchrun, SLURM, Open MPI)."""
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
-        value = os.environ.get(name, "")
-        if value.isdigit() and int(value) > 0:
-            return int(value)
-    return 1
-
-
 def cores() -> int:
     """Cores this rank may use: affinity and cgroup quota, shared by the local ranks."""
-    allowed = min(len(os.sched_getaffinity(0)), _cgroup_cores())
-    return max(1, int(allowed) // local_ranks())
+    bound = len(os.sched_getaffinity(0))
+    own = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if in_slurm_step() and own.isdecimal() and bound <= int(own):
+        return bound  # srun has given this rank cores of its own; the quota is that of all ranks
+    return max(1, int(min(bound, _cgroup_cores())) // local_ranks())
 
 
 def available_memory() -> int:

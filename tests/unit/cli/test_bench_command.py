@@ -2,6 +2,8 @@
 
 import json
 import os
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,15 +43,42 @@ def polyarm(*arguments, capsys):
     return leaving.value.code, *capsys.readouterr()
 
 
-def test_ranks_share_a_total_and_the_first_one_says_how(capsys, monkeypatch):
+class Together:
+    """Ranks that run one after the other and see what those before them gave."""
+
+    def __init__(self):
+        self.given = []
+
+    @contextmanager
+    def __call__(self, rank):
+        yield SimpleNamespace(leads=rank.leads, gather=self.gather)
+
+    def gather(self, thing):
+        if thing is not None:
+            self.given.insert(0, thing)  # the first rank comes last, and sees all
+        return self.given
+
+
+def test_ranks_share_a_total_and_the_first_one_speaks_for_all(capsys, monkeypatch):
+    monkeypatch.setattr("polyarm.cli.bench.process_group", Together())
     monkeypatch.setenv("WORLD_SIZE", "4")
-    for rank, share in enumerate([3, 2, 2, 2]):
+    for rank in (3, 2, 1):
         monkeypatch.setenv("RANK", str(rank))
-        code, out, err = polyarm(*BENCH, "--num_envs_total", "9", "--json", capsys=capsys)
-        assert code == 0
-        assert json.loads(out)["options"]["num_envs"] == share
-        assert f"toy/count-3: {share} envs" in err
-        assert ("envs_per_rank=[3, 2, 2, 2]" in err) == (rank == 0)
+        assert polyarm(*BENCH, "--num_envs_total", "9", "--json", capsys=capsys) == (0, "", "")
+    monkeypatch.setenv("RANK", "0")
+    code, out, err = polyarm(*BENCH, "--num_envs_total", "9", "--json", capsys=capsys)
+    assert code == 0
+    assert "envs_per_rank=[3, 2, 2, 2]" in err
+    assert "toy/count-3: 4 ranks, 9 envs" in err
+    together = json.loads(out)
+    assert together["envs_per_rank"] == [3, 2, 2, 2]
+    assert [one["options"]["num_envs"] for one in together["ranks"]] == [3, 2, 2, 2]
+    assert together["options"]["num_envs"] == 9
+    assert together["env_steps"] == sum(one["env_steps"] for one in together["ranks"]) >= 9 * 6
+    longest = max(one["wall_s"] for one in together["ranks"])
+    assert together["env_steps_per_s"] == pytest.approx(together["env_steps"] / longest)
+    assert together["episodes"] == sum(one["episodes"] for one in together["ranks"])
+    assert together["success_rate"] == 1.0
 
 
 def test_a_total_that_leaves_a_rank_empty_is_refused_by_all(capsys, monkeypatch):
@@ -58,7 +87,7 @@ def test_a_total_that_leaves_a_rank_empty_is_refused_by_all(capsys, monkeypatch)
         monkeypatch.setenv("RANK", rank)
         code, out, err = polyarm(*BENCH, "--num_envs_total", "3", capsys=capsys)
         assert code == 2
-        assert "num_envs_total=3 leaves 1 of 4 ranks without an env; give at least 4" in err
+        assert f"rank={rank} polyarm: num_envs_total=3 leaves 1 of 4 ranks without an env" in err
         assert not out
 
 
@@ -81,6 +110,25 @@ def test_a_rank_whose_gpus_are_hidden_is_bound_to_none_and_says_so(command, caps
     assert code == 0
     assert "--ddp-bind-gpu: CUDA_VISIBLE_DEVICES='' hides all GPUs; no GPU is bound" in err
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("flags", [["--policy-gpus", "0"], ["--render-gpus", "1"]])
+def test_gpus_are_bound_together_or_apart_but_not_both(flags, capsys):
+    code, _, err = polyarm(*BENCH, "--ddp-bind-gpu", *flags, capsys=capsys)
+    assert code == 2
+    assert "leave out one or the other" in err
+
+
+def test_ranks_compute_and_render_on_gpus_of_their_own(capsys, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name in ("CUDA_VISIBLE_DEVICES", "POLYARM_RENDER_GPU"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    flags = ["--num-envs", "1", "--policy-gpus", "0-3", "--render-gpus", "4-7"]
+    code, *_ = polyarm(*BENCH, *flags, capsys=capsys)
+    assert code == 0
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert os.environ["POLYARM_RENDER_GPU"] == "5"
 
 
 @pytest.mark.parametrize("command", ["bench", "debug", "train"])

@@ -137,6 +137,23 @@ def test_wrong_input_is_told_in_one_message(capsys, flags, message):
     assert "/6 episodes" not in err  # before anything has run
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_COUNT": "2"}, "an array job"),
+        ({"SLURM_RESTART_COUNT": "1"}, "requeued"),
+    ],
+)
+def test_a_job_that_is_started_again_and_again_does_not_start_over(
+    capsys, monkeypatch, variables, message
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = polyarm(*EVAL, *SMALL, "--fresh", capsys=capsys)
+    assert code == 2
+    assert message in err
+
+
 def test_a_dry_run_estimates_and_leaves_nothing(tmp_path, capsys):
     code, out, _ = polyarm(*EVAL, *SMALL, "--dry-run", capsys=capsys)
     assert code == 0

@@ -4,8 +4,18 @@ import pytest
 
 from polyarm.bench.options import BenchOptions
 from polyarm.bench.plan import make_plan
+from polyarm.display.egl import ranks_share_gpus
 from polyarm.display.rank import cuda_index
-from polyarm.distributed.ranks import Rank, Share, bind_gpu, envs_per_rank, why_unbound
+from polyarm.distributed.ranks import (
+    Rank,
+    Share,
+    bind_gpu,
+    envs_per_rank,
+    gpu_list,
+    mark,
+    separate_gpus,
+    why_unbound,
+)
 from polyarm.errors import InvalidCall
 
 
@@ -100,3 +110,53 @@ def test_the_gpu_that_a_rank_is_bound_to_is_the_one_that_renders():
         before = cuda_index(environment)
         bind_gpu(environment)
         assert cuda_index(environment) == before
+
+
+def test_a_rank_says_which_it_is_where_there_are_several():
+    assert mark({}) == ""
+    assert mark({"RANK": "2", "WORLD_SIZE": "4"}) == "rank=2 "
+    assert mark({"RANK": "x", "WORLD_SIZE": "4"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [("0-3", (0, 1, 2, 3)), ("5", (5,)), ("0-1, 6,4 - 5", (0, 1, 6, 4, 5)), ("7,7", (7, 7))],
+)
+def test_gpus_are_given_as_numbers_and_ranges(text, gpus):
+    assert gpu_list(text) == gpus
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0,,2", "3-1", "0-3-5", "1.5"])
+def test_what_is_no_list_of_gpus_is_refused(text):
+    with pytest.raises(InvalidCall, match="GPUs are given"):
+        gpu_list(text)
+
+
+@pytest.mark.parametrize(
+    ("rank", "policy", "render"), [("0", "0", "4"), ("3", "3", "6"), ("5", "1", "6")]
+)
+def test_gpus_are_dealt_to_the_ranks_of_a_host_in_turn(rank, policy, render):
+    environment = {"LOCAL_RANK": rank}
+    separate_gpus("0-3", "4,6", environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == policy
+    assert cuda_index(environment) == int(render)
+    assert not ranks_share_gpus(environment)
+
+
+def test_a_gpu_to_render_on_need_not_be_one_to_compute_on():
+    environment = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,3"}
+    separate_gpus(None, "2", environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert cuda_index(environment) == 2
+
+
+@pytest.mark.parametrize(
+    ("visible", "message"),
+    [("0,1", "--policy-gpus names GPU 2, which CUDA_VISIBLE_DEVICES=0,1 hides"),
+     ("", "hides"), ("GPU-a,GPU-b", "give numbers there too")],
+)  # fmt: skip
+def test_gpus_that_are_hidden_are_refused(visible, message):
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    with pytest.raises(InvalidCall, match=message):
+        separate_gpus("1-2", None, environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": visible}

@@ -325,3 +325,13 @@ def test_slots_are_dealt_only_tasks_that_are_needed(tmp_path):
     with Evaluator(TOYS, options, tmp_path) as evaluator:
         evaluator.run({"": "random"})
         assert [set(env.tasks) for env in evaluator._player.envs._envs.values()] == [{TOYS[1]}]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"num_envs_total": 4}, {"ddp_bind_gpu": True}, {"policy_gpus": "0"}, {"render_gpus": "1"}],
+    ids=lambda option: next(iter(option)),
+)
+def test_what_only_ranks_of_a_command_follow_is_refused_in_python(option):
+    with pytest.raises(InvalidCall, match=f"{next(iter(option))} is for the command line"):
+        evaluate(**option)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -24,8 +25,8 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-def write(folder, *results, run=RUN, rank=0):
-    journal = Journal(folder, run, rank=rank)
+def write(folder, *results, run=RUN, rank=0, **options):
+    journal = Journal(folder, run, rank=rank, **options)
     try:
         for one in results:
             journal.append(one)
@@ -85,15 +86,63 @@ def test_more_episodes_and_more_policies_may_join(folder):
         write(folder, run=changed)
 
 
-def test_a_second_run_is_refused_while_the_first_lives_and_another_rank_is_not(folder):
+def test_a_second_run_is_refused_while_the_first_lives(folder):
     first = Journal(folder, RUN)
     try:
-        with pytest.raises(RunConflict, match="in use by process"):
-            Journal(folder, RUN)
-        write(folder, result(7), rank=1)
+        for rank, alone in ((0, True), (1, True), (1, False)):
+            with pytest.raises(RunConflict, match="in use by process"):
+                Journal(folder, RUN, rank=rank, alone=alone)
+        assert [path.name for path in folder.glob(".rank*")] == [".rank0.lock"]
+    finally:
+        first.close()
+
+
+def test_ranks_that_share_a_folder_keep_everybody_else_out(folder):
+    first = Journal(folder, RUN, rank=1, alone=False)
+    try:
+        for options in ({}, {"rank": 1, "alone": False}, {"alone": False, "fresh": True}):
+            with pytest.raises(RunConflict, match="in use by process"):
+                Journal(folder, RUN, **options)
+        write(folder, result(7), alone=False)
+        assert first.read_others() == [result(7)]
+        assert first.read_others() == []
     finally:
         first.close()
     assert [key.index for _, key in write(folder).finished] == [7]
+
+
+def test_lines_of_others_are_read_once_and_only_when_they_are_whole(folder):
+    reader = Journal(folder, RUN, rank=0, alone=False)
+    writer = Journal(folder, RUN, rank=1, alone=False)
+    try:
+        writer.append(result(0))
+        assert reader.read_others() == [result(0)]
+        writer.append(result(1))
+        path = folder / "episodes.rank1.jsonl"
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        assert reader.read_others() == []
+        path.write_bytes(whole)
+        assert reader.read_others() == [result(1)]
+    finally:
+        reader.close()
+        writer.close()
+
+
+def test_what_the_dead_have_left_is_removed_when_nobody_else_is_there(folder):
+    write(folder, result(0))
+    dead = {"host": socket.gethostname(), "boot": "another", "pid": 7, "started": "1"}
+    for name in (".rank3.lock", ".claim.0123"):
+        (folder / name).write_text(json.dumps(dead))
+    (folder / "videos").mkdir()
+    (folder / "videos" / "0.mp4.part").touch()
+    other = Journal(folder, RUN, rank=1, alone=False)
+    (folder / "videos" / "1.mp4.part").touch()
+    write(folder, rank=2, alone=False)
+    assert (folder / "videos" / "1.mp4.part").exists(), "the other films it"
+    other.close()
+    left = {path.name for path in folder.rglob("*")}
+    assert not left & {".rank3.lock", ".claim.0123", "0.mp4.part"}
 
 
 def test_of_two_lines_the_first_counts_unless_it_is_an_error(folder):

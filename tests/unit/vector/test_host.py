@@ -74,10 +74,17 @@ def test_the_tightest_group_on_the_way_up_counts(cgroup, tmp_path, monkeypatch):
     assert host.cores() == 6
 
 
+def in_step(monkeypatch, **variables):
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", **variables}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.mark.parametrize(
     "name", ["LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"]
 )
 def test_local_ranks_share_the_cores(cgroup, monkeypatch, name):
+    in_step(monkeypatch)
     monkeypatch.setenv(name, "3")
     assert host.cores() == 5
     monkeypatch.setenv(name, "100")
@@ -85,6 +92,19 @@ def test_local_ranks_share_the_cores(cgroup, monkeypatch, name):
     for nonsense in ("", "0", "many"):
         monkeypatch.setenv(name, nonsense)
         assert host.cores() == 16
+
+
+def test_a_batch_script_of_slurm_has_all_cores_though_it_asked_for_many_tasks(cgroup, monkeypatch):
+    in_step(monkeypatch, SLURM_STEP_ID=str(0xFFFFFFFB), SLURM_NTASKS_PER_NODE="4")
+    assert host.cores() == 16
+
+
+def test_a_task_that_srun_has_bound_keeps_all_of_its_own_cores(cgroup, monkeypatch):
+    """Its cgroup's quota is that of all tasks of the step."""
+    in_step(monkeypatch, SLURM_NTASKS_PER_NODE="4", SLURM_CPUS_PER_TASK="4")
+    assert host.cores() == 4  # not bound: a quarter of all
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(4)))
+    assert host.cores() == 4
 
 
 def test_a_memory_limit_of_the_group_counts(cgroup):
