@@ -43,7 +43,9 @@ os.environ["POLYARM_TEST_RUN"] = MARK
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # Opened once by a library and kept for the life of the process; not a leak.
-KEPT_FILES = re.compile(r"/dev/(u?random|null|dri/.*|nvidia.*)|.*\.hypothesis.*|.*\.pyc?|.*\.so.*")
+KEPT_FILES = re.compile(
+    r"/dev/(u?random|null|dri/.*|nvidia.*)|.*\.hypothesis.*|.*\.pyc?|.*\.so.*|.*/mpl-data/.*"
+)
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 # LIBERO's own envs run ahead of the tests that compare with them (the fixture `references`), which

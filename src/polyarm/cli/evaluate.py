@@ -16,11 +16,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import tyro
@@ -30,6 +29,7 @@ from rich.markup import escape
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import FAILED, INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
 from polyarm.cli.progress import Show, live_progress
+from polyarm.cli.signals import signals_stop
 from polyarm.distributed.ranks import Rank, Share
 from polyarm.errors import InvalidCall, MissingExtra, StorageError
 from polyarm.rollout.options import EvalOptions, options_from, seconds
@@ -123,7 +123,7 @@ def play(
     )
     if rank.leads:
         errors.print(_announcement(options, evaluator, policies, folder), highlight=False)
-    with _signals_stop(evaluator.stop) as caught, evaluator:
+    with signals_stop(evaluator.stop) as caught, evaluator:
         try:
             with _progress(errors, list(policies), silent=not rank.leads) as show:
                 results = evaluator.run(policies, show)
@@ -248,26 +248,6 @@ def _from_file(path: Path) -> EvalCommand:
     if not isinstance(given, dict):
         raise StorageError(f"{path} must hold options by name, found {type(given).__name__}")
     return EvalCommand(EvalOptions(**options_from(given)))
-
-
-@contextmanager
-def _signals_stop(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The first signal stops cleanly, a second Ctrl-C at once."""
-    caught: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if caught and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        caught.append(number)
-        stop()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _dry_run(options: EvalOptions, policies: dict[str, PolicyLike], errors: Console) -> int:

@@ -73,19 +73,24 @@ examples:
 
 {_OLD_FLAGS}"""
 
-_TRAIN = "Check the pipeline from envs to gradients: a minimal loop, not an RL algorithm of record."
+_TRAIN = "Train a policy with PPO: from states or frames, on one process or many."
 
 _TRAIN_EXAMPLES = f"""
 
-Each update steps all envs by a chunk of actions of a small Gaussian policy, without frames, and
-takes one policy gradient of their rewards (PyTorch, forward and backward). PPO comes later.
-Under torchrun each rank trains a policy of its own: gradients are not shared yet.
-Exit code 1 if every step failed.
+Each update plays --horizon decisions in every env, estimates advantages (GAE), and follows the
+clipped surrogate for --epochs epochs of --minibatches minibatches (PyTorch). Every --eval-every
+updates the policy plays held-out episodes by the suite's own rules. The folder --out holds
+checkpoint.pt, metrics.jsonl and curve.png; after Ctrl-C, SIGTERM or a crash, the same command goes
+on from the checkpoint. Under torchrun ranks share gradients and hold the same weights.
+Exit code 1 if every step failed; 3 if it was stopped early, 75 by a signal, 130 by Ctrl-C.
 
 examples:
-  polyarm train --task metaworld/reach-v3 --num-envs 8 --train-updates 20
+  polyarm train --task gym/CartPole-v1 --train-updates 20 --train-lr 1e-3
+  polyarm train --task metaworld/reach-v3 --max-steps 150 --num-workers 2 --report-to tensorboard
+  polyarm train --task metaworld/reach-v3 --cameras corner2 --image-size 64 64
   polyarm train --task rlbench/open_drawer --num-envs 16 --train-lr 3e-4 --train-hidden 256
   torchrun --nproc_per_node=4 --no-python polyarm train --num-envs-total 64 --ddp-bind-gpu
+  polyarm eval --policy polyarm.training:load@runs/ppo-metaworld-reach-v3 --task metaworld/reach-v3
 
 {_OLD_FLAGS}"""
 

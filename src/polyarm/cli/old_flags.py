@@ -47,7 +47,7 @@ _OF_FILMS = ("--record", "--output-dir", "--video-all", "--video-stride", "--fps
 MEANINGLESS: dict[str, tuple[str, ...]] = {
     "bench": _OF_TRAIN,
     "debug": (*_OF_TRAIN, "--pos-noise-std", "--profile-timing", "--copy-obs"),
-    "train": (*_OF_FILMS, "--image-size", "--pos-noise-std", "--profile-timing", "--copy-obs"),
+    "train": (*_OF_FILMS, "--pos-noise-std", "--profile-timing", "--copy-obs"),
 }
 """Flags of other modes: as old flags they are dropped with a remark."""
 

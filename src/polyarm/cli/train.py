@@ -1,64 +1,126 @@
 """``polyarm train``: a line for each update, and what was done in the end.
 
-Exit codes: 0 done; 1 every step failed; 130 interrupted.
+Exit codes: 0 done; 1 every step failed; 3 stopped before the last update, the same command goes on;
+75 likewise, by a signal as clusters send it; 130 interrupted, likewise.
 """
 
 from __future__ import annotations
 
+import shlex
+import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from polyarm.cli import console, ranks
-from polyarm.cli.exits import INTERRUPTED, TOO_MANY_ERRORS
+from polyarm.cli.exits import INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
+from polyarm.cli.signals import signals_stop
 from polyarm.distributed.ranks import Share
 from polyarm.training.options import TrainOptions
-from polyarm.training.pipeline import Training, Update, train
+from polyarm.training.ppo import Update
+from polyarm.training.run import Stop, Training, train
 
 
 def run(options: TrainOptions) -> int:
     """Train and show it; returns the exit code."""
     errors = console.console(stderr=True)
+    console.log_to(errors)
     share = Share.current(options)
     ranks.announce(share, options, errors)
-    options = replace(options, num_envs=share.num_envs, seed=options.seed + share.before)
-    errors.print(
-        f"train {options.task}: {options.num_envs} envs, {options.train_updates} updates of"
-        f" {options.action_chunk} steps each",
-        markup=False,
-    )
-    mark = f"rank={share.rank.number} " if share.rank.world > 1 else ""
+    leads = share.rank.number == 0
+    options = replace(options, out=str(output_folder(options)))
+    if leads:
+        errors.print(_announcement(options, share), markup=False, soft_wrap=True)
     out = console.console(stderr=False)
-
-    def show(update: Update) -> None:
-        line = _line(update, options.train_updates)
-        out.print(f"{mark}{line}", markup=False, soft_wrap=True)
-
     began = time.perf_counter()
-    done = train(options, show)
-    wall_s = time.perf_counter() - began
-    out.print(f"{mark}{_conclusion(done, wall_s)}", markup=False, soft_wrap=True)
-    if done.errors:
-        said = done.last_error.partition("\n")[0]
-        errors.print(f"{mark}the last error: {said}", markup=False, soft_wrap=True)
-    if done.interrupted:
-        errors.print("polyarm: interrupted; the lines above are what was done until then")
-        return INTERRUPTED
+    stop = Stop()
+    with signals_stop(stop) as caught:
+        done = train(
+            options,
+            lambda update: out.print(
+                _line(update, options.train_updates), markup=False, soft_wrap=True, highlight=False
+            ),
+            stop=stop,
+            share=share,
+        )
+    if leads:
+        for line in _conclusion(done, options, time.perf_counter() - began):
+            out.print(line, markup=False, soft_wrap=True, highlight=False)
+        if done.last_error:
+            said = done.last_error.partition("\n")[0]
+            errors.print(f"the last error: {said}", markup=False, soft_wrap=True)
+    if done.stopped:
+        if leads:
+            errors.print("polyarm: stopped with a checkpoint; the same command goes on from there")
+        if signal.SIGINT in caught:
+            return INTERRUPTED
+        return REQUEUE if caught else STOPPED
     if done.errors and not done.steps:
         errors.print("polyarm: every step failed, so nothing was learnt")
         return TOO_MANY_ERRORS
     return 0
 
 
-def _line(update: Update, updates: int) -> str:
-    text = (
-        f"update={update.number}/{updates} loss={update.loss:.4f}"
-        f" grad_norm={update.grad_norm:.4f} reward={update.reward:.4f}"
-        f" {update.steps_per_s:,.0f} env-steps/s"
+def output_folder(options: TrainOptions) -> Path:
+    """Where a training is kept: the same place for the same task."""
+    if options.out is not None:
+        return Path(options.out)
+    name = "".join(c if c.isalnum() or c in "._-+" else "-" for c in options.task)
+    return Path("runs", f"ppo-{name[:100]}")
+
+
+def _announcement(options: TrainOptions, share: Share) -> str:
+    envs = sum(share.envs_per_rank)
+    chunk = f" of {options.action_chunk} actions" if options.action_chunk > 1 else ""
+    return (
+        f"train {options.task}: {envs} envs, {options.train_updates} updates of"
+        f" {options.horizon} decisions{chunk} each → {options.out}"
     )
-    return f"{text} errors={update.errors}" if update.errors else text
 
 
-def _conclusion(done: Training, wall_s: float) -> str:
-    text = f"{len(done.updates)} updates, {done.steps:,} env steps in {wall_s:.1f} s"
+def _line(update: Update, updates: int) -> str:
+    parts = [f"update={update.number}/{updates}", f"steps={update.steps:,}"]
+    if update.mean_return is not None:
+        parts.append(f"return={update.mean_return:.1f}")
+    if update.success_rate is not None:
+        parts.append(f"success={update.success_rate:.0%}")
+    parts += [
+        f"reward={update.reward:.4f}",
+        f"loss={update.loss:.4f}",
+        f"kl={update.kl:.4f}",
+        f"entropy={update.entropy:.2f}",
+        f"grad_norm={update.grad_norm:.4f}",
+        f"{update.steps_per_s:,.0f} env-steps/s",
+    ]
+    if update.errors:
+        parts.append(f"errors={update.errors}")
+    if update.eval_return is not None:
+        rate = "" if update.eval_success is None else f"success {update.eval_success:.1%}, "
+        parts.append(f"| held-out: {rate}return {update.eval_return:.1f}")
+    return " ".join(parts)
+
+
+def _conclusion(done: Training, options: TrainOptions, wall_s: float) -> list[str]:
+    lines = []
+    if done.resumed:
+        how = "exactly" if done.exact else "with new episodes"
+        lines.append(f"went on from update {done.resumed}, {how}")
     cut_short = f", {done.errors} errors (episodes cut short)" if done.errors else ""
-    return f"{text} on {done.device}{cut_short}"
+    lines.append(
+        f"{len(done.updates)} updates, {done.steps:,} env steps in {wall_s:.1f} s"
+        f" on {done.device}{cut_short}"
+    )
+    return [*lines, _how_to_evaluate(done, options)]
+
+
+def _how_to_evaluate(done: Training, options: TrainOptions) -> str:
+    """The command that evaluates what was learnt, in envs of the same kind."""
+    words = ["polyarm", "eval", "--policy", f"polyarm.training:load@{options.out}"]
+    words += ["--task", options.task]
+    if options.cameras:
+        words += ["--cameras", *options.cameras]
+    if options.image_size is not None:
+        words += ["--image-size", *map(str, options.image_size)]
+    if done.policy.meaning:
+        words += ["--suite-options", *(f"{key}={one}" for key, one in done.policy.meaning.items())]
+    return " ".join(shlex.quote(word) for word in words)

@@ -14,7 +14,8 @@ from typing import Any
 from polyarm.distributed.ranks import Rank
 from polyarm.errors import MissingExtra
 
-_TIMEOUT_S = 600.0
+_TIMEOUT_S = 3600.0
+"""Of slow simulators one rank may wait long for another; a rank that died is noticed at once."""
 
 
 class ProcessGroup:
@@ -48,6 +49,12 @@ class ProcessGroup:
             for tensor in tensors:
                 _distributed().broadcast(tensor, src=0)
 
+    def total(self, tensors: Iterable[Any]) -> None:
+        """Put the ranks' sum into each tensor."""
+        if self.rank.world > 1:
+            for tensor in tensors:
+                _distributed().all_reduce(tensor)
+
     def average(self, tensors: Iterable[Any]) -> None:
         """Put the ranks' mean into each tensor."""
         if self.rank.world > 1:
@@ -58,7 +65,10 @@ class ProcessGroup:
 
 @contextmanager
 def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
-    """The group of all ranks of this job, until the block is left.
+    """The group of all ranks of this job, until the block is left; one that is there is used.
+
+    Under torchrun a process can make one group in its life: the ranks meet at an address that
+    remembers the first.
 
     Args:
         rank: This process's.
@@ -71,6 +81,9 @@ def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
         yield ProcessGroup(rank)
         return
     distributed = _distributed()
+    if distributed.is_initialized():
+        yield ProcessGroup(rank)
+        return
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo",
         rank=rank.number,

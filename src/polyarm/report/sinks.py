@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,42 @@ def report_to(sink: str, results: Results, *, run_name: str, folder: Path) -> No
         UnknownName: If there is no such sink.
         MissingExtra: If its package is not installed.
     """
+    log = open_log(sink, run_name=run_name, folder=folder, config=_config(results))
+    try:
+        for step, values in _points(results):
+            log.log(values, step)
+    finally:
+        log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarLog:
+    """A run on a dashboard.
+
+    Attributes:
+        log: Takes numbers by name, and the step they belong to; steps rise.
+        close: To be called in the end.
+    """
+
+    log: Callable[[Mapping[str, float], int], None]
+    close: Callable[[], None]
+
+
+def open_log(sink: str, *, run_name: str, folder: Path, config: Mapping[str, Any]) -> ScalarLog:
+    """Begin a run on a dashboard.
+
+    Args:
+        sink: ``wandb``, ``trackio`` or ``tensorboard``.
+        run_name: What the run is called there.
+        folder: The run's folder; wandb and TensorBoard keep their files in it.
+        config: What is said about the run.
+
+    Raises:
+        UnknownName: If there is no such sink.
+        MissingExtra: If its package is not installed.
+    """
     require_sink(sink)
-    _SINKS[sink](results, run_name, Path(folder))
+    return _SINKS[sink](run_name, Path(folder), dict(config))
 
 
 def require_sink(sink: str) -> None:
@@ -72,37 +107,33 @@ def _config(results: Results) -> dict[str, Any]:
     return {"options": plain(results.options), "provenance": plain(results.provenance)}
 
 
-def _to_wandb(results: Results, run_name: str, folder: Path) -> None:
+def _to_wandb(run_name: str, folder: Path, config: dict[str, Any]) -> ScalarLog:
     wandb = _import("wandb", "wandb")
-    config = _config(results)
     run = wandb.init(project=PROJECT, name=run_name, dir=str(folder), config=config)
-    for step, values in _points(results):
-        run.log(values, step=step)
-    run.finish()
+    return ScalarLog(lambda values, step: run.log(dict(values), step=step), run.finish)
 
 
-def _to_trackio(results: Results, run_name: str, folder: Path) -> None:
+def _to_trackio(run_name: str, folder: Path, config: dict[str, Any]) -> ScalarLog:
     del folder  # Trackio keeps its files in a place of its own.
     trackio = _import("trackio", "trackio")
-    trackio.init(project=PROJECT, name=run_name, config=_config(results))
-    for step, values in _points(results):
-        trackio.log(values, step=step)
-    trackio.finish()
+    trackio.init(project=PROJECT, name=run_name, config=config)
+    return ScalarLog(lambda values, step: trackio.log(dict(values), step=step), trackio.finish)
 
 
-def _to_tensorboard(results: Results, run_name: str, folder: Path) -> None:
+def _to_tensorboard(run_name: str, folder: Path, config: dict[str, Any]) -> ScalarLog:
+    del config  # TensorBoard has no place for it but the hyper-parameters' own tab.
     # The package's own writer needs neither TensorFlow nor torch.
     summary = _import("tensorboard.summary", "tensorboard")
     writer = summary.Writer(str(folder / "tensorboard" / run_name))
-    try:
-        for step, values in _points(results):
-            for name, value in values.items():
-                writer.add_scalar(name, value, step)
-    finally:
-        writer.close()
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return ScalarLog(log, writer.close)
 
 
-_SINKS: Mapping[str, Callable[[Results, str, Path], None]] = {
+_SINKS: Mapping[str, Callable[[str, Path, dict[str, Any]], ScalarLog]] = {
     "wandb": _to_wandb,
     "trackio": _to_trackio,
     "tensorboard": _to_tensorboard,

@@ -1,108 +1,111 @@
-"""A small Gaussian policy in PyTorch, which is imported when one is made."""
+"""What was learnt, as a policy: the most likely actions, on normalised observations."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from polyarm.errors import MissingExtra
+from polyarm.contracts import Batch, EnvSpec, EpisodeKey
+from polyarm.errors import PolicyError
+from polyarm.policies.torch import weights_digest
+from polyarm.training.agent import Agent, AgentShape
+from polyarm.training.checkpoints import read_checkpoint
+from polyarm.training.lazy_torch import chosen_device, import_torch
 
-_TURN = slice(3, 7)
-_NO_TURN = (0.0, 0.0, 0.0, 1.0)
-_FIRST_LOG_STD = -0.5
-_ENTROPY_BONUS = 1e-3  # keeps a gradient flowing while all rewards are alike
+_SHAPING = ("arm_mode", "control", "robot_setup", "task_state")
+"""Options of suites that change what an action or a state means."""
 
 
-class GaussianPolicy:
-    """Actions around the output of a network of two hidden layers, squashed to their bounds.
+class TrainedPolicy:
+    """An agent that acts without noise.
 
     Args:
-        state_size: Numbers of a state, n.
-        actions: Action space of a single env.
-        hidden: Width of the hidden layers.
-        seed: Of the first weights and of the noise.
-        device: ``"auto"`` (CUDA where there is any), or what ``torch.device`` understands.
-        poses: Whether actions are displacements of a hand; the quaternion in them stays as it is.
-
-    Raises:
-        MissingExtra: PyTorch is not installed.
+        agent: What was learnt.
+        meaning: Options of suites that say what its actions mean, as it was trained.
     """
 
-    def __init__(
-        self, *, state_size: int, actions: Box, hidden: int, seed: int, device: str, poses: bool
-    ) -> None:
+    def __init__(self, agent: Agent, meaning: Mapping[str, Any] | None = None) -> None:
+        self._agent = agent
+        self.meaning = dict(meaning or {})
+        self.execute = agent.chunk
+        self.needs_frames = bool(agent.sight.pictures)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """A digest of weights and normalisers."""
+        state = self._agent.state_dict()
+        states = {f"states/{key}": value for key, value in state["states"].items()}
+        return {"policy": "ppo", "weights": weights_digest({**state["weights"], **states})}
+
+    def check_spec(self, spec: EnvSpec) -> None:
+        """Refuse envs whose actions mean something else than in training.
+
+        Raises:
+            PolicyError: With the option that would help.
+        """
+        for name, value in self.meaning.items():
+            if name in spec.options and spec.options[name] != value:
+                raise PolicyError(
+                    f"this policy was trained with {name}={value}, but {spec.name} has"
+                    f" {name}={spec.options[name]}: give --suite-options {name}={value}"
+                )
+
+    def begin(self, episodes: Sequence[EpisodeKey]) -> None:
+        """These episodes begin; nothing is kept for them."""
+
+    def act(self, batch: Batch) -> NDArray[Any]:
+        """The likeliest actions, ``(B, K, …)``.
+
+        Raises:
+            PolicyError: The observation is not of the kind that it was trained on.
+        """
         torch = import_torch()
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
-        self._box, self._poses = actions, poses
-        self._noise = torch.Generator().manual_seed(seed)
-        size = math.prod(actions.shape)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self._network = torch.nn.Sequential(
-                torch.nn.Linear(state_size, hidden),
-                torch.nn.Tanh(),
-                torch.nn.Linear(hidden, hidden),
-                torch.nn.Tanh(),
-                torch.nn.Linear(hidden, size),
-            ).to(self.device)
-        self._log_std = torch.nn.Parameter(torch.full((size,), _FIRST_LOG_STD, device=self.device))
-
-    def parameters(self) -> Iterator[Any]:
-        """What is learnt."""
-        yield from self._network.parameters()
-        yield self._log_std
-
-    def distribution(self, state: NDArray[np.float32]) -> Any:
-        """The Gaussian at each of the states ``(N, n)``: a mean ``(N, 1, A)``, a deviation."""
-        torch = import_torch()
-        mean = self._network(torch.from_numpy(state).to(self.device))[:, None]
-        return torch.distributions.Normal(mean, self._log_std.exp().expand_as(mean))
-
-    def sample(self, distribution: Any, steps: int) -> Any:
-        """Draw ``(N, steps, A)`` numbers, the same for the same seed on any device."""
-        torch = import_torch()
-        mean = distribution.loc.detach()
-        shape = (len(mean), steps, mean.shape[-1])
-        noise = torch.randn(shape, generator=self._noise).to(self.device)
-        return mean + distribution.scale.detach() * noise
-
-    def loss(self, distribution: Any, sampled: Any, weights: NDArray[np.float32]) -> Any:
-        """Minus the weighted log-probabilities; ``weights`` ``(N, steps)`` are 0 off the data."""
-        torch = import_torch()
-        log_prob = distribution.log_prob(sampled).sum(-1)
-        gain = (log_prob * torch.from_numpy(weights).to(self.device)).mean()
-        return -gain - _ENTROPY_BONUS * distribution.entropy().sum(-1).mean()
-
-    def actions(self, sampled: Any) -> NDArray[Any]:
-        """What the envs are given: within the bounds, where there are any."""
-        raw = sampled.cpu().numpy()
-        raw = raw.reshape(*raw.shape[:2], *self._box.shape)
-        bounded = np.isfinite(self._box.low) & np.isfinite(self._box.high)
-        low, high = np.where(bounded, self._box.low, -1), np.where(bounded, self._box.high, 1)
-        squashed = low + (high - low) * (np.tanh(raw) + 1) / 2
-        actions: NDArray[Any] = np.where(bounded, squashed, raw).astype(self._box.dtype)
-        if self._poses:
-            actions[..., _TURN] = _NO_TURN
-        return actions
+        agent = self._agent
+        leaves = _leaves(agent, batch.obs)
+        with torch.inference_mode():
+            seen = agent.inputs({key: torch.from_numpy(leaf) for key, leaf in leaves.items()})
+            chosen = agent.likeliest(agent.decide(seen))
+        return agent.acts.to_env(chosen.cpu().numpy())
 
 
-def import_torch() -> Any:
-    """PyTorch.
+def _leaves(agent: Agent, obs: Any) -> dict[str, NDArray[Any]]:
+    sight = agent.sight
+    wanted = [*sight.pictures, *(["state"] if sight.state_size else [])]
+    if sight.bare == isinstance(obs, Mapping):
+        raise PolicyError(f"this policy was trained on {'an array' if sight.bare else wanted}")
+    if missing := [key for key in wanted if not sight.bare and key not in obs]:
+        raise PolicyError(f"this policy looks at {missing}, found {sorted(obs)}: give --cameras")
+    leaves = {key: np.array(leaf) for key, leaf in sight.leaves(obs).items()}
+    if sight.state_size and leaves["state"].shape[1] != sight.state_size:
+        raise PolicyError(
+            f"this policy was trained on states of {sight.state_size} numbers, found"
+            f" {leaves['state'].shape[1]}"
+        )
+    return leaves
+
+
+def meaning_of(specs: Sequence[EnvSpec]) -> dict[str, Any]:
+    """What a policy trained in these envs must find in others."""
+    options = specs[0].options
+    return {name: options[name] for name in _SHAPING if name in options}
+
+
+def load(checkpoint: str | Path, *, device: str = "auto") -> TrainedPolicy:
+    """The policy in a checkpoint of ``polyarm train``.
+
+    Args:
+        checkpoint: The file, or the folder it is in.
+        device: Where it computes.
 
     Raises:
-        MissingExtra: It is not installed.
+        PolicyError: There is no checkpoint, or the file is none.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtra(
-            "train needs PyTorch: pip install 'polyarm[torch]', or see pytorch.org"
-        ) from error
-    return torch
+    path = Path(checkpoint)
+    saved = read_checkpoint(path / "checkpoint.pt" if path.is_dir() else path)
+    agent = Agent(AgentShape.from_dict(saved["agent"]), device=chosen_device(device))
+    agent.load_state_dict(saved["learnt"])
+    return TrainedPolicy(agent, saved["meaning"])

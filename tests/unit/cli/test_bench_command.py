@@ -15,7 +15,19 @@ BENCH = ["bench", "--task", "toy/count-3", "--max-steps", "6", "--num-workers", 
 SHORT = {
     "bench": [*BENCH, "--num-envs", "1"],
     "debug": ["debug", "--task", "toy/count-3", "--num-envs", "1", "--no-video"],
-    "train": ["train", "--task", "toy/count-3", "--num-envs", "1", "--train-updates", "1"],
+    "train": [
+        "train",
+        "--task",
+        "toy/count-3",
+        "--num-envs",
+        "1",
+        "--train-updates",
+        "1",
+        "--horizon",
+        "4",
+        "--eval-every",
+        "0",
+    ],
 }
 
 

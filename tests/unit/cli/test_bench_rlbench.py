@@ -84,14 +84,15 @@ def test_train_takes_two_updates(capsys):
     pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
     line = (
         "bench --mode train --num_envs_total 2 --task_class ReachTarget --train_updates 2"
-        " --train_lr 3e-4 --train_hidden 16 --ddp_bind_gpu"
-        " --suite_options shaped_rewards=true on_invalid_action=skip"
+        " --train_lr 3e-4 --train_hidden 16 --ddp_bind_gpu --horizon 4 --action_chunk 8"
+        " --eval_every 0 --out trained --suite_options shaped_rewards=true on_invalid_action=skip"
     )
     out, err = polyarm(line, capsys)
     assert "envs_per_rank=[2]" in err
-    first, second, done = out.splitlines()
+    first, second, done, evaluation = out.splitlines()
+    assert "--suite-options arm_mode=ik control=delta robot_setup=panda" in evaluation
     for part in ("update=1/2", "loss=", "grad_norm=", "env-steps/s"):
         assert part in first
     assert "update=2/2" in second
     assert "reward=-" in second  # the distance
-    assert "2 updates, 64 env steps" in done
+    assert "2 updates, 128 env steps" in done

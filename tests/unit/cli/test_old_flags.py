@@ -263,7 +263,7 @@ def test_a_flag_of_bench_means_what_it_says(words, option, value, parsed):
         ("debug", "--fast --copy_obs 0", "fast", True),
         ("debug", "--render_backend egl", "display", "egl"),
         ("debug", "--task pick_up_cup", "policy", "expert"),
-        ("train", "--no_rgb --no_video --fast --copy_obs 0", "train_updates", 20),
+        ("train", "--no_rgb --no_video --fast --copy_obs 0", "train_updates", 150),
         ("train", "--fast", "fast", True),
         ("train", "--action_chunk 8", "action_chunk", 8),
         ("train", "--max_steps 50 --arm_mode ik", "max_steps", 50),

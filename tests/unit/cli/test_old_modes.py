@@ -26,7 +26,7 @@ def test_every_old_flag_is_taken_in_every_mode(flag, command, parsed, capsys):
     [
         ("--mode train --output_dir x --fps 20", ["--output_dir", "--fps"]),
         ("--mode train --pos_noise_std 0.01 --pos_noise_std=0.02", ["--pos_noise_std"]),
-        ("--mode train --image_size 256 256 --copy_obs 1", ["--image_size", "--copy_obs"]),
+        ("--mode train --image_size 256 256 --copy_obs 1", ["--copy_obs"]),
         ("--mode debug --profile_timing --train_lr=1", ["--profile_timing", "--train_lr"]),
         ("--mode debug --copy_obs 0 --record", []),
         ("--train_updates 20", ["--train_updates"]),

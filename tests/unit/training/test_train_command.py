@@ -7,15 +7,21 @@ import sys
 
 import pytest
 
+from polyarm.cli import train as command
 from polyarm.cli.main import main
-from polyarm.training.pipeline import train
 
 pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 TRAIN = [
     "train", "--task", "gym/Pendulum-v1", "--num-envs", "2", "--num-workers", "0",
-    "--train-hidden", "8", "--action-chunk", "4",
+    "--train-hidden", "8", "--horizon", "4", "--eval-every", "0",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def polyarm(*arguments, capsys):
@@ -25,12 +31,13 @@ def polyarm(*arguments, capsys):
     return leaving.value.code, *capsys.readouterr()
 
 
-def test_help_says_what_it_is_not(capsys):
+def test_help_teaches(capsys):
     code, out, _ = polyarm("train", "--help", capsys=capsys)
     assert code == 0
-    for words in ("not an RL algorithm of record", "PPO comes later", "gradients are not shared",
-                  "examples:", "--train-updates", "--train-lr", "--train-hidden"):  # fmt: skip
-        assert words in out
+    for words in ("PPO", "held-out", "goes on from the checkpoint", "hold the same weights",
+                  "examples:", "polyarm.training:load@", "Exit code 1",
+                  "--train-updates", "--train-lr", "--train-hidden"):  # fmt: skip
+        assert words in " ".join(out.split())
 
 
 def test_help_imports_no_pytorch():
@@ -45,30 +52,31 @@ def test_help_imports_no_pytorch():
     subprocess.run(run, check=True, timeout=30, stdout=subprocess.DEVNULL)
 
 
-def test_each_update_is_a_line_and_the_last_one_sums_up(capsys):
+def test_each_update_is_a_line_and_the_last_ones_sum_up(capsys, here):
     code, out, err = polyarm(*TRAIN, "--train-updates", "3", capsys=capsys)
     assert code == 0
-    *updates, done = out.splitlines()
+    *updates, done, how_to_evaluate = out.splitlines()
     assert [line.split()[0] for line in updates] == ["update=1/3", "update=2/3", "update=3/3"]
-    for part in ("loss=", "grad_norm=", "reward=-", "env-steps/s"):
+    for part in ("steps=", "loss=", "grad_norm=", "reward=-", "kl=", "env-steps/s"):
         assert all(part in line for line in updates)
     assert done.startswith("3 updates, 24 env steps in ")
-    assert "train gym/Pendulum-v1: 2 envs, 3 updates of 4 steps each" in err
+    assert "train gym/Pendulum-v1: 2 envs, 3 updates of 4 decisions each" in err
+    folder = here / "runs" / "ppo-gym-Pendulum-v1"
+    assert (folder / "checkpoint.pt").exists()
+    assert "polyarm.training:load@runs/ppo-gym-Pendulum-v1" in how_to_evaluate
 
 
-def test_ranks_are_told_apart_and_start_differently(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    told = []
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        code, out, err = polyarm(
-            *TRAIN, "--train-updates", "1", "--num-envs-total", "3", capsys=capsys
-        )
-        assert code == 0
-        assert ("envs_per_rank=[2, 1]" in err) == (rank == "0")
-        assert all(line.startswith(f"rank={rank} ") for line in out.splitlines())
-        told.append(out.partition("loss=")[2].split()[0])
-    assert told[0] != told[1]
+def test_what_was_learnt_is_evaluated_by_the_line_it_ends_with(capsys):
+    task = ["--task", "toy/count-10", "--train-updates", "2", "--eval-every", "2",
+            "--cameras", "front", "--image-size", "8", "8"]  # fmt: skip
+    code, out, _ = polyarm(*TRAIN, *task, "--eval-episodes", "3", capsys=capsys)
+    assert code == 0
+    assert "| held-out: success 100.0%, return 55.0" in out
+    line = out.splitlines()[-1].split()[1:]
+    assert line[-5:] == ["--cameras", "front", "--image-size", "8", "8"]
+    code, out, _ = polyarm(*line, "--episodes", "2", "--num-workers", "0", capsys=capsys)
+    assert code == 0
+    assert "100.0%" in out
 
 
 @pytest.mark.usefixtures("failing")
@@ -77,7 +85,7 @@ def test_errors_are_shown_per_update_and_in_the_end(capsys):
         *TRAIN, "--task", "failing:once", "--train-updates", "2", capsys=capsys
     )
     assert code == 0
-    first, second, done = out.splitlines()
+    first, second, done, _ = out.splitlines()
     assert first.endswith(" errors=1")
     assert second.endswith(" errors=1")
     assert done.endswith(", 1 errors (episodes cut short)")
@@ -87,25 +95,48 @@ def test_errors_are_shown_per_update_and_in_the_end(capsys):
 
 @pytest.mark.usefixtures("failing")
 def test_a_training_whose_steps_all_fail_does_not_pass_for_one(capsys):
-    code, out, err = polyarm(
-        *TRAIN, "--task", "failing:always", "--train-updates", "1", capsys=capsys
-    )
+    always = ["--task", "failing:always", "--train-updates", "1", "--horizon", "1"]
+    code, out, err = polyarm(*TRAIN, *always, capsys=capsys)
     assert code == 1
     assert "1 updates, 0 env steps" in out
     assert "every step failed" in err
 
 
-def test_ctrl_c_shows_what_was_done(capsys, monkeypatch):
-    def interrupted_training(options, progress):
-        def interrupt_at_two(update):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(
+    number, status, capsys, monkeypatch
+):
+    usual = command.train
+
+    def interrupted(options, progress, *, stop, share):
+        def at_two(update):
             progress(update)
             if update.number == 2:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
-        return train(options, interrupt_at_two)
+        return usual(options, at_two, stop=stop, share=share)
 
-    monkeypatch.setattr("polyarm.cli.train.train", interrupted_training)
-    code, out, err = polyarm(*TRAIN, "--train-updates", "1000000", capsys=capsys)
-    assert code == 130
-    assert "2 updates, 16 env steps" in out
-    assert "interrupted" in err
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "train", interrupted)
+        line = [*TRAIN, "--task", "toy/count-10", "--train-updates", "4"]
+        code, out, err = polyarm(*line, capsys=capsys)
+    assert code == status
+    assert "2 updates, " in out
+    assert "the same command goes on" in err
+    code, out, _ = polyarm(*line, capsys=capsys)
+    assert code == 0
+    assert out.startswith("update=3/4 ")
+    assert "went on from update 2, exactly" in out
+
+
+def test_a_folder_of_another_training_is_refused_in_one_message(capsys):
+    polyarm(*TRAIN, "--train-updates", "1", capsys=capsys)
+    code, _, err = polyarm(*TRAIN, "--train-updates", "1", "--gamma", "0.5", capsys=capsys)
+    assert code == 2
+    assert "gamma was 0.99 and is 0.5" in err
+
+
+def test_time_is_up(capsys):
+    code, out, _ = polyarm(*TRAIN, "--stop-after", "0.01s", capsys=capsys)
+    assert code == 3
+    assert out.startswith("update=1/")

@@ -1,0 +1,59 @@
+"""PyTorch, imported when something is trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from polyarm.display.rank import local_rank
+from polyarm.errors import MissingExtra
+
+
+def import_torch() -> Any:
+    """PyTorch.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra(
+            "train needs PyTorch: pip install 'polyarm[torch]', or see pytorch.org"
+        ) from error
+    return torch
+
+
+def chosen_device(name: str) -> Any:
+    """``torch.device`` of a name.
+
+    ``"auto"`` is CUDA where there is any. Ranks of one machine that see several GPUs have one each.
+    """
+    torch = import_torch()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        index = device.index
+        if index is None:
+            index = (local_rank(os.environ) or 0) % max(1, torch.cuda.device_count())
+        torch.cuda.set_device(index)
+        device = torch.device("cuda", index)
+    return device
+
+
+@contextmanager
+def threads(count: int) -> Iterator[int]:
+    """So many threads for PyTorch's operations on the CPU; gives how many there were.
+
+    Threads that wait for work take cores from the envs while these are stepped.
+    """
+    torch = import_torch()
+    before: int = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,226 @@
+"""A training from its first update to its last, over interruptions, ranks and evaluations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from polyarm.distributed.ranks import Share
+from polyarm.distributed.torchrun import ProcessGroup, process_group
+from polyarm.errors import PolicyError
+from polyarm.policies.torch import weights_digest
+from polyarm.rollout.options import seconds
+from polyarm.training.checkpoints import NAME, read_checkpoint, require_same, write_checkpoint
+from polyarm.training.examination import Examination
+from polyarm.training.lazy_torch import chosen_device, import_torch, threads
+from polyarm.training.logbook import Logbook
+from polyarm.training.options import TrainOptions
+from polyarm.training.play import Play
+from polyarm.training.policy import TrainedPolicy, meaning_of
+from polyarm.training.ppo import Learner, Update
+
+Show = Callable[[Update], None]
+
+
+class Stop:
+    """Asks a training to write a checkpoint and end after its current update."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self) -> None:
+        """Ask."""
+        self.asked = True
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What was done.
+
+    Attributes:
+        updates: Those of this call, in order.
+        resumed: The update it went on from; 0 if it started anew.
+        exact: Whether it went on exactly where the checkpoint was.
+        device: Where the policy computed.
+        policy: What was learnt.
+        stopped: Whether it ended before its last update, because it was asked to.
+        last_error: What cut the last one of the failed episodes short; "" if none has failed.
+    """
+
+    updates: tuple[Update, ...]
+    resumed: int
+    exact: bool
+    device: str
+    policy: TrainedPolicy
+    stopped: bool
+    last_error: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Env steps of all envs together, since the first update."""
+        return self.updates[-1].steps if self.updates else 0
+
+    @property
+    def errors(self) -> int:
+        """Episodes cut short by a failing env or worker, since the first update."""
+        return self.updates[-1].errors if self.updates else 0
+
+
+def train(
+    options: TrainOptions,
+    progress: Show = lambda _: None,
+    *,
+    stop: Stop | None = None,
+    share: Share | None = None,
+) -> Training:
+    """Train a policy with PPO.
+
+    Under torchrun every rank calls it; only the first one writes files and calls ``progress``.
+
+    Args:
+        options: What to run; without ``out``, nothing is written.
+        progress: Called after every update.
+        stop: Ends it early, with a checkpoint.
+        share: This rank's part of the envs; by default what torchrun says.
+
+    Raises:
+        MissingExtra: PyTorch, or a dashboard's package, is not installed.
+        UnknownName: A suite, task or option does not exist.
+        InvalidCall: The options make no sense, or the envs' spaces are not supported.
+        RunConflict: The folder holds another training, or is in use by one.
+        PolicyError: Rewards, observations or gradients are no finite numbers.
+    """
+    options.check()
+    import_torch()
+    share = share or Share.current(options)
+    with ExitStack() as stack:
+        book = None
+        if options.out is not None and share.rank.number == 0:
+            book = Logbook(Path(options.out), options)
+            stack.callback(book.close)
+        # Workers are forked before anything may touch a GPU.
+        play = stack.enter_context(Play(options, share))
+        device = chosen_device(options.device)
+        group = stack.enter_context(process_group(share.rank, device=device.type))
+        examination = stack.enter_context(Examination(options, share))
+        usual = stack.enter_context(threads(1))
+        learner = Learner(options, play, group, device=device, usual_threads=usual)
+        return _Run(options, learner, group, book, examination, stop or Stop()).to_the_end(progress)
+
+
+class _Run:
+    """A learner, what it is examined by, and where it is written down."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        learner: Learner,
+        group: ProcessGroup,
+        book: Logbook | None,
+        examination: Examination,
+        stop: Stop,
+    ) -> None:
+        self._options, self._learner, self._group = options, learner, group
+        self._book, self._examination, self._stop = book, examination, stop
+        self._policy = TrainedPolicy(learner.agent, meaning_of(learner.play.envs.specs))
+        self._path = None if options.out is None else Path(options.out, NAME)
+        self._before_s = 0.0
+
+    def to_the_end(self, progress: Show) -> Training:
+        options, learner = self._options, self._learner
+        began = time.perf_counter()
+        first, exact = self._go_on()
+        if self._book is not None:
+            self._book.go_on_after(first)
+        limit = seconds(options.stop_after)
+        updates: list[Update] = []
+        stopping = False
+        for number in range(first + 1, options.train_updates + 1):
+            update = learner.update(number)
+            last = number == options.train_updates
+            if options.eval_every and (number % options.eval_every == 0 or last):
+                score = self._examination.score(self._policy, self._group)
+                judged = score.success_rate if learner.play.judges else None
+                update = replace(update, eval_success=judged, eval_return=score.mean_return)
+            spent = time.perf_counter() - began
+            update = replace(update, train_s=self._before_s + spent)
+            updates.append(update)
+            if self._book is not None:
+                self._book.enter(update)
+            if self._group.leads:
+                progress(update)
+            self._stop.asked |= limit is not None and spent > limit
+            stopping = self._agreed_to_stop()
+            due = options.checkpoint_every and number % options.checkpoint_every == 0
+            if due or stopping or last:
+                self._save(update)
+            if stopping:
+                break
+        return Training(
+            updates=tuple(updates),
+            resumed=first,
+            exact=exact,
+            device=str(learner.agent.device),
+            policy=self._policy,
+            stopped=stopping and not last,
+            last_error=learner.play.last_error,
+        )
+
+    def _agreed_to_stop(self) -> bool:
+        """Whether any rank was asked to: all of them end after the same update."""
+        flag = import_torch().tensor([float(self._stop.asked)])
+        self._group.total([flag])
+        return bool(flag[0] > 0)
+
+    # The checkpoint.
+
+    def _save(self, update: Update) -> None:
+        self._require_equal_weights()
+        learner, path = self._learner, self._path
+        if path is None:
+            return
+        own = {"play": learner.play.state_dict(), "generator": learner.generator.get_state()}
+        ranks = self._group.gather(own)
+        if self._book is not None:
+            progress = {"update": update.number, "train_s": update.train_s}
+            saved = {
+                "options": self._options.shaping(),
+                "meaning": meaning_of(learner.play.envs.specs),
+                "progress": progress,
+                "ranks": ranks,
+                **learner.state_dict(),
+            }
+            write_checkpoint(path, saved)
+            self._book.draw()
+
+    def _require_equal_weights(self) -> None:
+        weights = self._learner.agent.state_dict()["weights"]
+        digests = self._group.gather(weights_digest(weights))
+        if len(set(digests)) > 1:
+            raise PolicyError(f"ranks hold different weights, which must not be: {digests}")
+
+    def _go_on(self) -> tuple[int, bool]:
+        """Take over the checkpoint, if there is one; gives its update, and if that was exact."""
+        learner, group, path = self._learner, self._group, self._path
+        there = path is not None and path.is_file()
+        # Ranks wait for the first one, which may have removed an old checkpoint.
+        if not group.gather(there)[0] or path is None:
+            learner.play.begin()
+            return 0, True
+        saved = read_checkpoint(path)
+        require_same(saved, self._options, path)
+        learner.load_state_dict(saved)
+        self._before_s = float(saved["progress"]["train_s"])
+        number, ranks = int(saved["progress"]["update"]), saved["ranks"]
+        own = ranks[group.rank.number] if group.rank.number < len(ranks) else None
+        if own is not None and len(ranks) == group.rank.world:
+            learner.generator.set_state(own["generator"])
+            exact = learner.play.load_state_dict(own["play"])
+        else:
+            learner.reseed(number)
+            learner.play.begin(after=own and own["play"])
+            exact = False
+        return number, all(group.gather(exact))

@@ -1,0 +1,55 @@
+"""A training whose rank dies leaves nothing running, and its checkpoint goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+
+LAUNCHER = """
+import sys
+from torch.distributed.run import main
+main(["--standalone", "--nproc_per_node=2", "-m", "polyarm", "train", "--task", "toy/count-10",
+      "--num-envs", "2", "--horizon", "16", "--train-hidden", "8", "--train-updates", "1000000",
+      "--eval-every", "0", "--checkpoint-every", "1", "--out", "run"])
+"""
+
+
+def ranks(pids: set[int]) -> dict[str, int]:
+    """Pids by rank."""
+    found = {}
+    for pid in pids:
+        try:
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        rank = [word.partition(b"=")[2].decode() for word in words if word.startswith(b"RANK=")]
+        if rank and b"forkserver" not in command and b"polyarm" in command:
+            found[rank[0]] = pid
+    return found
+
+
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_a_rank_that_is_killed_takes_all_with_it(
+    run_script, wait_until, running, tmp_path, monkeypatch, victim
+):
+    monkeypatch.chdir(tmp_path)
+    script = run_script(LAUNCHER)
+    assert script.line().startswith("update=1/")
+    pids = script.tree()
+    found = ranks(pids)
+    assert set(found) == {"0", "1"}
+    assert len(pids) > 2 + 2 * 2  # ranks, and for each a fork server with workers
+    wait_until((tmp_path / "run" / "checkpoint.pt").exists)
+    os.kill(found[victim], signal.SIGKILL)
+    script.communicate(timeout=60)
+    assert script.returncode != 0
+    wait_until(lambda: not any(running(pid) for pid in pids), what=f"{pids} gone")
+    from polyarm.training.checkpoints import read_checkpoint
+
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["progress"]["update"] >= 1

@@ -1,0 +1,119 @@
+"""Trainings with real envs and real ranks: they learn, agree, and go on exactly where they were."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from polyarm.training.options import TrainOptions
+from polyarm.training.run import Stop, train
+
+torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+
+TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+from polyarm.distributed.ranks import Rank
+from polyarm.distributed.torchrun import process_group
+from polyarm.policies.torch import weights_digest
+from polyarm.training.options import TrainOptions
+from polyarm.training.run import train
+
+folder = Path(sys.argv[1])
+rank = os.environ["RANK"]
+settings = dict(
+    task="toy/count-10,toy/count-3", num_envs_total=5, num_workers=1, horizon=7, train_hidden=8,
+    epochs=2, minibatches=3, eval_every=2, eval_episodes=3, train_lr_end=None,
+)
+found = []
+with process_group(Rank.current()):  # for all three of them
+    for out, updates in (("whole", 4), ("cut", 2), ("cut", 4)):
+        done = train(TrainOptions(**settings, train_updates=updates, out=str(folder / out)))
+        state = done.policy._agent.state_dict()
+        digest = weights_digest({**state["weights"], "mean": state["states"]["mean"]})
+        figures = [(update.steps, update.loss, update.eval_return) for update in done.updates]
+        found.append([digest, done.resumed, done.exact, figures])
+(folder / f"rank{rank}.json").write_text(json.dumps(found))
+"""
+
+
+def run(command: list[str], timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done
+
+
+def test_two_ranks_with_uneven_envs_hold_the_same_weights_and_resume_exactly(tmp_path: Path):
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    run([*TWO_RANKS, str(script), str(tmp_path)])
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second  # weights, normalisers and figures, to the bit
+    whole, before, after = first
+    assert whole[0] == after[0] != before[0]
+    assert [one[1:3] for one in (whole, before, after)] == [[0, True], [0, True], [2, True]]
+    assert before[3] + after[3] == whole[3]
+    # 5 envs, 7 decisions each, of which some were resets: both ranks' steps are counted.
+    assert 5 * 7 * 4 * 0.7 < whole[3][-1][0] < 5 * 7 * 4
+
+
+def test_cartpole_is_learnt():
+    """From 20 steps to the whole 500, within 25,000 steps."""
+    options = TrainOptions(
+        task="gym/CartPole-v1",
+        num_workers=2,
+        train_updates=12,
+        train_lr=1e-3,
+        eval_every=12,
+        eval_episodes=8,
+    )
+    done = train(options)
+    assert done.updates[0].mean_return < 60
+    assert done.updates[-1].eval_return >= 475
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_meta_world_goes_on_to_the_bit_after_an_interruption(tmp_path: Path, chunk: int):
+    settings = {
+        "num_envs": 2,
+        "horizon": 50 // chunk,  # episodes of 70 steps go on over the ends of rollouts
+        "action_chunk": chunk,
+        "max_steps": 70,
+        "train_updates": 4,
+        "train_hidden": 16,
+        "eval_every": 0,
+    }
+    whole = train(TrainOptions(**settings))
+    stop = Stop()
+    out = {"out": str(tmp_path)}
+    first = train(TrainOptions(**settings, **out), lambda update: stop(), stop=stop)
+    assert len(first.updates) == 1
+    second = train(TrainOptions(**settings, **out))
+    assert (second.resumed, second.exact) == (1, True)
+    assert torch.equal(second.policy._agent.weights, whole.policy._agent.weights)
+
+
+@pytest.mark.usefixtures("rlbench")
+def test_two_ranks_train_over_rlbench(tmp_path: Path):
+    out = str(tmp_path / "run")
+    command = [
+        *TWO_RANKS, "-m", "polyarm", "train", "--task", "rlbench/reach_target,rlbench/open_drawer",
+        "--num-envs-total", "3", "--horizon", "6", "--action-chunk", "4", "--train-hidden", "16",
+        "--train-updates", "2", "--eval-every", "2", "--eval-episodes", "2", "--max-steps", "20",
+        "--fast", "--suite-options", "on_invalid_action=skip", "--out", out,
+    ]  # fmt: skip
+    done = run(command)
+    assert "envs_per_rank=[2, 1]" in done.stderr
+    first, second, summary, _ = done.stdout.splitlines()  # one rank speaks for both
+    assert first.startswith("update=1/2 ")
+    assert "| held-out: success " in second
+    assert summary.startswith("2 updates, ")
+    assert "error" not in summary
+    assert "went on from update 2, exactly" in run(command).stdout

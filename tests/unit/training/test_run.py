@@ -1,0 +1,355 @@
+"""A training learns from what it plays, says what it did, and goes on exactly where it stopped."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from polyarm.contracts import Batch, EnvSpec, EpisodeKey
+from polyarm.errors import (
+    InvalidCall,
+    MissingExtra,
+    PolicyError,
+    RunConflict,
+    StorageError,
+    UnknownName,
+)
+from polyarm.training import load, ppo, run
+from polyarm.training.checkpoints import read_checkpoint, write_checkpoint
+from polyarm.training.logbook import read_metrics
+from polyarm.training.options import TrainOptions, scheduled
+from polyarm.training.run import Stop, train
+
+torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+
+
+def toy(**options):
+    return TrainOptions(
+        **{
+            "task": "toy/count-10",
+            "num_envs": 3,
+            "num_workers": 0,
+            "train_updates": 4,
+            "train_hidden": 8,
+            "horizon": 7,  # so that episodes go on over the ends of rollouts
+            "epochs": 2,
+            "minibatches": 2,
+            "eval_every": 0,
+            **options,
+        }
+    )
+
+
+def weights(training):
+    return training.policy._agent.weights
+
+
+def test_every_update_has_a_gradient_and_is_told():
+    seen = []
+    training = train(toy(task="gym/Pendulum-v1", num_workers=2), seen.append)
+    assert tuple(seen) == training.updates
+    assert [update.number for update in seen] == [1, 2, 3, 4]
+    assert [update.steps for update in seen] == [21, 42, 63, 84]
+    assert all(np.isfinite(update.loss) and update.grad_norm > 0 for update in seen)
+    assert all(update.reward < 0 < update.steps_per_s for update in seen)
+    assert (training.device, training.stopped, training.resumed) == ("cpu", False, 0)
+
+
+def test_a_seed_gives_the_same_training_again():
+    first, again, other = (weights(train(toy(seed=seed))) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_tasks_of_a_list_are_dealt_to_the_envs():
+    training = train(toy(task="toy/count-3,toy/count-10", train_updates=1, num_envs=2))
+    # Of 7 decisions each, one env spent one on a reset, the other none.
+    assert training.steps == 6 + 7
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_training_cut_in_two_gives_the_weights_of_one_that_was_not(tmp_path, chunk, num_workers):
+    options = {"action_chunk": chunk, "num_workers": num_workers, "train_updates": 5}
+    whole = train(toy(**options))
+    stop = Stop()
+
+    def stop_at_two(update):
+        if update.number == 2:
+            stop()
+
+    first = train(toy(**options, out=str(tmp_path)), stop_at_two, stop=stop)
+    assert (first.stopped, len(first.updates)) == (True, 2)
+    second = train(toy(**options, out=str(tmp_path)))
+    assert (second.resumed, second.exact, second.stopped) == (2, True, False)
+    assert torch.equal(weights(second), weights(whole))
+    assert [update.mean_return for update in first.updates + second.updates] == [
+        update.mean_return for update in whole.updates
+    ]
+    assert second.steps == whole.steps
+    assert [one["number"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
+    done = train(toy(**options, out=str(tmp_path)))
+    assert (done.resumed, done.updates) == (5, ())
+    assert torch.equal(weights(done), weights(whole))
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path):
+    whole = train(toy(train_updates=5))
+
+    def die_at_four(update):
+        if update.number == 4:
+            raise SystemExit("killed")
+
+    options = toy(train_updates=5, checkpoint_every=2, out=str(tmp_path))
+    with pytest.raises(SystemExit):
+        train(options, die_at_four)
+    assert [one["number"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4]
+    second = train(options)
+    assert (second.resumed, second.exact) == (2, True)
+    assert torch.equal(weights(second), weights(whole))
+    assert [one["number"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_an_evaluation_changes_nothing_in_the_training(tmp_path):
+    alone = train(toy())
+    examined = train(toy(eval_every=2, eval_episodes=5))
+    assert torch.equal(weights(alone), weights(examined))
+    assert [update.eval_success for update in examined.updates] == [None, 1.0, None, 1.0]
+    assert [update.eval_return for update in examined.updates] == [None, 55.0, None, 55.0]
+
+
+def test_evaluations_play_other_episodes_than_any_training(monkeypatch):
+    played = []
+    usual = run.Examination.score
+
+    def score(self, policy, group):
+        act = policy.act
+
+        def watched(batch):
+            played.extend(batch.keys)
+            return act(batch)
+
+        monkeypatch.setattr(policy, "act", watched, raising=False)
+        return usual(self, policy, group)
+
+    monkeypatch.setattr(run.Examination, "score", score)
+    train(toy(train_updates=1, eval_every=1, eval_episodes=3))
+    assert {key.index for key in played} == {2**61, 2**61 + 1, 2**61 + 2}
+
+
+def test_envs_without_episode_indices_go_on_with_new_episodes(tmp_path):
+    options = {"task": "gym/CartPole-v1", "out": str(tmp_path)}
+    train(toy(**options, train_updates=2))
+    second = train(toy(**options, train_updates=4))
+    assert (second.resumed, second.exact, len(second.updates)) == (2, False, 2)
+
+
+def test_an_env_that_does_not_repeat_itself_is_found_out(tmp_path):
+    train(toy(train_updates=2, out=str(tmp_path)))
+    path = tmp_path / "checkpoint.pt"
+    saved = read_checkpoint(path)
+    played = saved["ranks"][0]["play"]
+    played["newest"]["state"][0, 2] += 1
+    write_checkpoint(path, saved)
+    begun = []
+    second = train(toy(out=str(tmp_path)), lambda update: begun.append(update.number))
+    assert (second.exact, begun) == (False, [3, 4])
+
+
+def test_another_number_of_ranks_goes_on_with_new_episodes(tmp_path):
+    first = train(toy(train_updates=2, out=str(tmp_path)))
+    path = tmp_path / "checkpoint.pt"
+    saved = read_checkpoint(path)
+    saved["ranks"] *= 2  # as if two had written it
+    write_checkpoint(path, saved)
+    second = train(toy(out=str(tmp_path)))
+    assert (second.resumed, second.exact, len(second.updates)) == (2, False, 2)
+    assert second.steps > first.steps
+    assert not torch.equal(weights(second), weights(train(toy())))
+
+
+def test_other_options_are_refused_but_more_updates_are_not(tmp_path):
+    train(toy(train_updates=1, out=str(tmp_path)))
+    with pytest.raises(RunConflict, match=r"train_lr was 0.001 and is 0.1.*--fresh"):
+        train(toy(train_lr=0.1, out=str(tmp_path)))
+    anew = train(toy(train_lr=0.1, fresh=True, train_updates=1, out=str(tmp_path)))
+    assert anew.resumed == 0
+    assert train(toy(train_lr=0.1, train_updates=2, out=str(tmp_path))).resumed == 1
+
+
+def test_a_checkpoint_is_whole_or_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.pt"
+    write_checkpoint(path, {"agent": {}, "number": 1})
+
+    def full(self, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.replace", full)
+        with pytest.raises(StorageError, match="No space left"):
+            write_checkpoint(path, {"agent": {}, "number": 2})
+    assert read_checkpoint(path)["number"] == 1
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_gradients_that_are_no_numbers_stop_it_before_the_weights_are_spoiled(monkeypatch):
+    usual, agents = ppo.losses, []
+
+    def spoiled(agent, samples, clip):
+        agents.append(agent)
+        policy, *rest = usual(agent, samples, clip)
+        return policy * float("nan"), *rest
+
+    monkeypatch.setattr(ppo, "losses", spoiled)
+    with pytest.raises(PolicyError, match="gradients of update 1 are no finite numbers"):
+        train(toy())
+    assert torch.isfinite(agents[0].weights).all()
+
+
+@pytest.mark.usefixtures("failing")
+def test_episodes_that_fail_are_counted_and_the_others_go_on():
+    """The first of three envs to step fails, once, and is reset by its next step."""
+    training = train(toy(task="failing:once", train_updates=3))
+    assert [update.errors for update in training.updates] == [1, 1, 1]
+    assert training.updates[0].steps == 3 * 7 - 2
+    assert "as it was asked to" in training.last_error
+
+
+@pytest.mark.usefixtures("failing")
+def test_steps_that_all_fail_are_no_steps_and_change_no_weight():
+    training = train(toy(task="failing:always", train_updates=1, horizon=1))
+    assert (training.steps, training.errors) == (0, 3)
+    assert np.isfinite(training.updates[0].loss)
+    assert torch.isfinite(weights(training)).all()
+
+
+def test_frames_and_choices_are_learnt_from(tmp_path):
+    training = train(
+        toy(cameras=("front",), image_size=(16, 16), train_updates=2, eval_every=2, eval_episodes=2)
+    )
+    assert training.policy.needs_frames
+    assert training.updates[-1].eval_success == 1.0
+    chosen = train(toy(task="gym/CartPole-v1", action_chunk=2, train_updates=2))
+    assert chosen.updates[-1].entropy == pytest.approx(2 * np.log(2), rel=0.05)
+
+
+# What was learnt, as a policy.
+
+
+def batch(state):
+    keys = tuple(EpisodeKey("toy", "count-10", index) for index in range(len(state)))
+    noise = tuple(key.generator() for key in keys)
+    return Batch({"state": state}, keys, ("",) * len(keys), np.zeros(len(keys), np.int64), noise)
+
+
+def test_a_checkpoint_is_a_policy_with_its_normalisation(tmp_path):
+    training = train(toy(action_chunk=3, out=str(tmp_path)))
+    state = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    for path in (tmp_path, tmp_path / "checkpoint.pt"):
+        policy = load(str(path))
+        actions = policy.act(batch(state))
+        assert actions.shape == (4, 3, 2)
+        assert np.array_equal(actions, training.policy.act(batch(state)))
+        assert policy.fingerprint == training.policy.fingerprint
+    assert (policy.execute, policy.needs_frames) == (3, False)
+    moved = policy._agent.states.mean
+    assert float(moved.abs().sum()) > 0
+
+
+def test_a_policy_refuses_what_it_was_not_trained_on(tmp_path):
+    policy = train(toy()).policy
+    with pytest.raises(PolicyError, match="states of 4 numbers, found 5"):
+        policy.act(batch(np.zeros((2, 5), np.float32)))
+    told = run.TrainedPolicy(policy._agent, {"control": "delta"})
+    told.check_spec(EnvSpec("rlbench", "reach_target", options={"control": "delta"}))
+    with pytest.raises(PolicyError, match="give --suite-options control=delta"):
+        told.check_spec(EnvSpec("rlbench", "reach_target", options={"control": "absolute"}))
+
+
+def test_what_is_no_checkpoint_says_so(tmp_path):
+    with pytest.raises(PolicyError, match="there is no checkpoint"):
+        load(str(tmp_path))
+    (tmp_path / "checkpoint.pt").write_bytes(b"something else")
+    with pytest.raises(PolicyError, match="is no checkpoint of `polyarm train`"):
+        load(str(tmp_path))
+
+
+# What people look at.
+
+
+def test_curves_and_dashboards_have_every_update_once(tmp_path):
+    pytest.importorskip("tensorboard", reason="pip install 'polyarm[train]'")
+    pytest.importorskip("matplotlib", reason="pip install 'polyarm[train]'")
+    options = toy(out=str(tmp_path), report_to="tensorboard", eval_every=2, eval_episodes=1)
+    training = train(options)
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [update.loss for update in training.updates]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    found = EventAccumulator(str(next((tmp_path / "tensorboard").iterdir())))
+    found.Reload()
+    points = {one.step: make_ndarray(one.tensor_proto) for one in found.Tensors("train/reward")}
+    expected = {update.steps: update.reward for update in training.updates}
+    assert points == pytest.approx(expected)
+    assert len(found.Tensors("train/eval_success")) == 2
+
+
+def test_numbers_go_from_their_start_to_their_end_in_a_straight_line():
+    assert [scheduled(0.2, 0.1, way) for way in (0, 0.5, 1)] == pytest.approx([0.2, 0.15, 0.1])
+    assert [scheduled(0.2, None, way) for way in (0, 1)] == [0.2, 0.2]
+
+
+def test_schedules_reach_the_optimizer_and_the_loss(monkeypatch):
+    usual, seen = ppo.Learner._learn, []
+
+    def learn(self, samples, number):
+        found = usual(self, samples, number)
+        seen.append(self.optimizer.param_groups[0]["lr"])
+        return found
+
+    clips = []
+    losses = ppo.losses
+    monkeypatch.setattr(ppo.Learner, "_learn", learn)
+    monkeypatch.setattr(
+        ppo, "losses", lambda agent, some, clip: (clips.append(clip), losses(agent, some, clip))[1]
+    )
+    train(toy(train_updates=3, train_lr=1e-3, train_lr_end=0.0, clip=0.3, clip_end=0.1))
+    assert seen == pytest.approx([1e-3, 5e-4, 0.0])
+    assert sorted(set(np.round(clips, 6)), reverse=True) == pytest.approx([0.3, 0.2, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"task": " "}, "no task was given"),
+        ({"train_updates": 0}, "train_updates must be at least 1"),
+        ({"action_chunk": 0}, "action_chunk must be at least 1"),
+        ({"minibatches": 0}, "minibatches must be at least 1"),
+        ({"train_lr": float("nan")}, "train_lr must be above 0"),
+        ({"clip_end": -0.1}, "clip_end must not be below 0"),
+        ({"gamma": 1.5}, "gamma must be between 0 and 1"),
+        ({"seed": 2**29}, "seed must be below"),
+        ({"eval_every": 1, "eval_episodes": 0}, "eval_episodes must be at least 1"),
+        ({"suite_options": ("num_envs=3",)}, "'num_envs' is an option of the command"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(options, complaint):
+    with pytest.raises(InvalidCall, match=complaint):
+        train(toy(**options))
+
+
+def test_names_that_do_not_exist_are_refused(tmp_path):
+    with pytest.raises(UnknownName, match="unknown option of gym 'arm_mode'"):
+        train(toy(task="gym/Pendulum-v1", arm_mode="ik"))
+    with pytest.raises(UnknownName, match="did you mean 'wandb'"):
+        train(toy(out=str(tmp_path), report_to="wand"))
+
+
+def test_without_pytorch_the_command_that_installs_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'polyarm\[torch\]'"):
+        train(toy())
