@@ -65,6 +65,9 @@ bench: setup ## run every benchmark against its peers
 	$(BIN)/python benchmarks/libero.py
 	$(BIN)/python benchmarks/rlbench_double.py
 	$(BIN)/python benchmarks/dropin.py
+	$(BIN)/python benchmarks/ppo.py
+	$(BIN)/python benchmarks/ranks.py
+	$(BIN)/python benchmarks/scaling.py --quick
 
 soak: setup ## ten minutes of random kills; nothing may grow
 	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES)
