@@ -156,7 +156,8 @@ def _is_elsewhere(holder: dict[str, Any], me: dict[str, Any]) -> bool:
     if holder.get("host") != me["host"]:
         return True
     # Containers may have their host's name, but pids of their own; none outlives a boot.
-    return holder.get("boot") == me["boot"] and holder.get("pids", me["pids"]) != me["pids"]
+    same_boot = holder.get("boot") == me["boot"]
+    return bool(same_boot and holder.get("pids", me["pids"]) != me["pids"])
 
 
 def clear_away(path: Path) -> None:
