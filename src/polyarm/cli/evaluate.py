@@ -161,10 +161,12 @@ def _conclude(
     from polyarm.cli import report as reporting
     from polyarm.report.html import write_report
     from polyarm.rollout.journal import storage_errors
+    from polyarm.rollout.sharing import forget_said
 
     if write:
         with storage_errors(folder):
             results.write(folder)
+            forget_said(folder)
             write_report(results, folder)
     out = console.console(stderr=False)
     reporting.show(results, out)

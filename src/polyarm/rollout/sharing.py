@@ -216,6 +216,12 @@ class Sharing:
         return self._folder / f"{CLAIM}{name[:24]}"
 
 
+def forget_said(folder: Path) -> None:
+    """Remove what ranks have said: it is in the results, and the next to sum up would add it."""
+    for path in folder.glob(SPENT.format("*")):
+        path.unlink(missing_ok=True)
+
+
 def was_begun_by(folder: Path, job: str) -> bool:
     """Whether the run in a folder is one that this job has begun, or gone on with."""
     try:

@@ -153,8 +153,8 @@ def test_a_run_that_dies_while_it_starts_over_does_not_take_old_episodes_for_its
     def die(*_, **__):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("shutil.rmtree", die)
+    monkeypatch.setattr("shutil.rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
         clear_folder(folder)
     with pytest.raises(RunConflict, match="horizon"):
         Journal(folder, {**RUN, "protocol": {"tasks": {}, "horizon": 7}}).close()
