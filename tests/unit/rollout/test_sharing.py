@@ -281,6 +281,21 @@ def test_who_sums_up_where_the_first_rank_is_gone(tmp_path):
         first.close()
 
 
+def test_of_an_episode_that_two_have_played_all_ranks_count_the_same_line(tmp_path):
+    first = tmp_path / "episodes.jsonl"
+
+    def come_back(progress):  # the first rank stood still, and was thought to be gone
+        if progress.last is not None and not first.exists():
+            (line,) = (tmp_path / "episodes.rank1.jsonl").read_text().splitlines()
+            first.write_text(json.dumps({**json.loads(line), "outcome": "failure"}) + "\n")
+
+    counted = []
+    for number in (1, 0):
+        with evaluator(tmp_path, number) as one:
+            counted.append([each.outcome for each in one.run({"": "zero"}, come_back).episodes])
+    assert counted == [["failure", "success"]] * 2
+
+
 def test_errors_are_retried_once_whoever_does_it(tmp_path):
     with evaluator(tmp_path, 0) as one:
         one.run({"": "zero"})
