@@ -59,13 +59,12 @@ def _job(environment: Mapping[str, str]) -> str:
     """What all ranks of this job have in common, and those of no other job."""
     if TORCHRUN not in environment and in_slurm_step(environment):
         return f"SLURM step {environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}"
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", TORCHRUN, "MASTER_ADDR", "MASTER_PORT")
-    known = [environment.get(name, "") for name in names]
     if _on_one_host(environment):
-        # So children of one launcher; its address may be that of an earlier one.
+        # So children of one launcher. It may choose another port when it restarts them.
         launcher = launcher_pid(environment) or os.getppid()
-        known += [socket.gethostname(), str(launcher), start_of(launcher)]
-    return " ".join(known)
+        return f"{socket.gethostname()} {launcher} {start_of(launcher)}"
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", TORCHRUN, "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(environment.get(name, "") for name in names)
 
 
 def _on_one_host(environment: Mapping[str, str]) -> bool:

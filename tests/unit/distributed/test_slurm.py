@@ -117,6 +117,11 @@ def test_who_may_start_over_and_who_would_forget_what_was_done(environment, why)
     assert said is None if why is None else why in said
 
 
+def test_ranks_that_torchrun_has_restarted_at_another_port_are_still_the_same_job():
+    again = {**HOST, "MASTER_PORT": "29501", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert member(Rank(0, 2), HOST).job == member(Rank(0, 2), again).job
+
+
 def test_torchruns_in_steps_of_one_job_are_told_apart():
     steps = ({**HOSTS, "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in "01")
     assert len({member(Rank(0, 2), each).job for each in steps}) == 2
