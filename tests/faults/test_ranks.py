@@ -105,6 +105,8 @@ def test_a_task_of_an_array_takes_over_from_one_that_is_killed(
     assert "report: " in table
     launching.assert_each_once(out, EPISODES)
     assert faults.in_journal(out) == expected
+    assert Results.read(out).wall["total"] > 0
+    assert not list(out.glob(".*.spent.json")), "or the next would count its time twice"
     late = launching.array(2)[0]  # requeued: nothing is left to do, and it says so
     with launching.side_by_side([late], *words(out), folder=tmp_path) as tasks:
         code, table, said = tasks[0].end()

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from polyarm.report.results import Results
     from polyarm.rollout.acting import PolicyLike
     from polyarm.rollout.evaluator import Evaluator
-    from polyarm.rollout.sharing import Member
 
 _CALIBRATION_S = 20.0
 _FOLDER_LETTERS = 120
@@ -99,7 +98,7 @@ def play(
         observed_slots: Slots that are recorded; None for all.
         resumable: Whether the same command again would go on.
     """
-    from polyarm.distributed.members import member
+    from polyarm.distributed.members import member, why_not_fresh
     from polyarm.policies.loading import expand_policies
     from polyarm.rollout.evaluator import Evaluator
 
@@ -116,8 +115,8 @@ def play(
         return _dry_run(options, policies, errors) if rank.leads else 0
     folder = output_folder(options)
     seat = member(rank) if resumable else None
-    if options.fresh and resumable:
-        _refuse_to_forget(seat)
+    if options.fresh and resumable and (why := why_not_fresh(seat)) is not None:
+        raise InvalidCall(why)
     evaluator = Evaluator(
         options.tasks, options, folder, observed_slots=observed_slots, member=seat
     )
@@ -136,22 +135,6 @@ def play(
             errors.print(_how_to_go_on(results.missing), soft_wrap=True)
         _conclude(results, folder, options, errors, write=evaluator.sums_up)
     return _exit_code(results, options, caught)
-
-
-def _refuse_to_forget(seat: Member | None) -> None:
-    """A job that is started several times by one command must not start over each time."""
-    from polyarm.distributed import slurm
-
-    if slurm.array_task() is not None:
-        raise InvalidCall(
-            "--fresh does not go with an array job: each of its tasks would forget what the others"
-            " have done. Clear the folder before, or choose another with --out."
-        )
-    if seat is None and slurm.restarts():
-        raise InvalidCall(
-            "SLURM has requeued this job, and --fresh would forget what it has done before; leave"
-            " --fresh out of jobs that may be requeued"
-        )
 
 
 def _progress(
@@ -178,10 +161,12 @@ def _conclude(
     from polyarm.cli import report as reporting
     from polyarm.report.html import write_report
     from polyarm.rollout.journal import storage_errors
+    from polyarm.rollout.sharing import forget_said
 
     if write:
         with storage_errors(folder):
             results.write(folder)
+            forget_said(folder)
             write_report(results, folder)
     out = console.console(stderr=False)
     reporting.show(results, out)

@@ -16,6 +16,8 @@ GRACE_S = 3.0
 """Seconds that a rank has to end by itself, unless it is inside of a call that does not return."""
 LAUNCHER_GONE = 75
 """Exit code of one that had not; the job is to be started again."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Variable that torchrun, and nobody else, gives its ranks."""
 
 
 def watch_launcher(environment: Mapping[str, str] = os.environ) -> None:
@@ -24,12 +26,9 @@ def watch_launcher(environment: Mapping[str, str] = os.environ) -> None:
     It gets SIGTERM, so that it can finish what it is writing, and is ended for good `GRACE_S`
     later. Whatever its workers are, the fork server ends them when this process is gone.
     """
-    mark = "TORCHELASTIC_RUN_ID"
-    if mark not in environment:
-        if not in_slurm_step(environment):
-            return
-        mark = "SLURM_PROCID"
-    launcher = _launcher(mark, environment[mark])
+    launcher = launcher_pid(environment)
+    if launcher is None:
+        return
     try:
         fd = os.pidfd_open(launcher)
     except ProcessLookupError:  # it has just ended
@@ -38,6 +37,22 @@ def watch_launcher(environment: Mapping[str, str] = os.environ) -> None:
     except OSError:  # a kernel without pidfds: nothing can be watched
         return
     threading.Thread(target=_wait, args=(fd,), name="polyarm-launcher", daemon=True).start()
+
+
+def launcher_pid(environment: Mapping[str, str] = os.environ) -> int | None:
+    """The process of torchrun or `srun` that has started this one; None if neither has.
+
+    It is the nearest ancestor that is no rank itself: scripts between the two have its variables.
+    """
+    mark = TORCHRUN
+    if mark not in environment:
+        if not in_slurm_step(environment):
+            return None
+        mark = "SLURM_PROCID"
+    pid = os.getppid()
+    while pid > 1 and _has(pid, f"{mark}={environment[mark]}"):
+        pid = _parent(pid)
+    return pid
 
 
 def _wait(fd: int) -> None:
@@ -49,14 +64,6 @@ def _wait(fd: int) -> None:
     threading.Event().wait(GRACE_S)
     # A journal's line is one write: it is there or it is not, and what is torn is cut off later.
     os._exit(LAUNCHER_GONE)
-
-
-def _launcher(mark: str, value: str) -> int:
-    """The nearest ancestor that is no rank itself: scripts between the two have its variables."""
-    pid = os.getppid()
-    while pid > 1 and _has(pid, f"{mark}={value}"):
-        pid = _parent(pid)
-    return pid
 
 
 def _has(pid: int, variable: str) -> bool:

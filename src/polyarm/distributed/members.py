@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from polyarm.display.rank import in_slurm_step
 from polyarm.distributed import slurm
+from polyarm.distributed.launcher import TORCHRUN, launcher_pid
 from polyarm.distributed.ranks import Rank
 from polyarm.rollout.runlock import start_of
 from polyarm.rollout.sharing import Member
@@ -26,14 +27,45 @@ def member(rank: Rank, environment: Mapping[str, str] = os.environ) -> Member | 
     return Member(rank.number, rank.world, _job(environment))
 
 
+def why_not_fresh(seat: Member | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Why this process must not begin by clearing its folder; None where it may.
+
+    A job that one command starts several times would forget each time what it has done before.
+
+    Args:
+        seat: This process as `member` gives it.
+        environment: What the launcher says.
+    """
+    if slurm.array_task(environment) is not None:
+        return (
+            "--fresh does not go with an array job: each of its tasks would forget what the others"
+            " have done. Clear the folder before, or choose another with --out."
+        )
+    # Steps of srun have the same name after a requeue, and go on; a new torchrun has a new one.
+    if slurm.restarts(environment) and (seat is None or TORCHRUN in environment):
+        return (
+            "SLURM has requeued this job, and --fresh would forget what it has done before; leave"
+            " --fresh out of jobs that may be requeued"
+        )
+    if seat is not None and "SLURM_JOB_ID" not in environment and not _on_one_host(environment):
+        return (
+            "--fresh does not go with ranks on several hosts outside of SLURM: nothing tells them"
+            " from those of an earlier job. Clear the folder before, or choose another with --out."
+        )
+    return None
+
+
 def _job(environment: Mapping[str, str]) -> str:
     """What all ranks of this job have in common, and those of no other job."""
-    if "TORCHELASTIC_RUN_ID" not in environment and in_slurm_step(environment):
+    if TORCHRUN not in environment and in_slurm_step(environment):
         return f"SLURM step {environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}"
-    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-    known = [environment.get(name, "") for name in names]
-    if environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE"):
-        # All on one host, so children of one launcher; its address may be that of an earlier one.
-        parent = os.getppid()
-        known += [socket.gethostname(), str(parent), start_of(parent)]
-    return " ".join(known)
+    if _on_one_host(environment):
+        # So children of one launcher. It may choose another port when it restarts them.
+        launcher = launcher_pid(environment) or os.getppid()
+        return f"{socket.gethostname()} {launcher} {start_of(launcher)}"
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", TORCHRUN, "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(environment.get(name, "") for name in names)
+
+
+def _on_one_host(environment: Mapping[str, str]) -> bool:
+    return environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE")

@@ -287,6 +287,9 @@ class Evaluator:
                 self._go_on_from(self._folder)
             self._opened = True
             yield journal
+        except BaseException:
+            self.close()  # while the claims are held: workers may be writing these episodes' files
+            raise
         finally:
             if self._sharing is not None:
                 self._sharing.close()
@@ -298,7 +301,7 @@ class Evaluator:
         if self._member is None:
             return Journal(folder, self._run_file(), fresh=fresh)
         if fresh and not self._is_first:
-            await_fresh_start(folder, self._member.job)
+            await_fresh_start(folder, self._member.job, lambda: self._player.stopping)
         return Journal(
             folder,
             {**self._run_file(), "job": self._member.job},

@@ -35,6 +35,8 @@ KEPT_EPISODES = ("videos", "trajectories", STAGED_EPISODES)
 """Folders of a run that hold what is kept of its episodes."""
 CLAIM = ".claim."
 """Begins the name of a claim to an episode."""
+SPENT = ".rank{}.spent.json"
+"""Name of what a rank leaves for the one that sums up."""
 SCHEMA = 1
 
 Finished = dict[tuple[str, EpisodeKey], EpisodeResult]
@@ -283,12 +285,15 @@ def clear_folder(folder: Path) -> None:
     """Remove what a run has left in its folder; a folder without a run is left alone."""
     if not (folder / RUN_FILE).exists():
         return
-    for name in (RUN_FILE, "results.json", "report.html"):
+    for name in ("results.json", "report.html"):
         (folder / name).unlink(missing_ok=True)
-    for path in [*episode_files(folder), *folder.glob(f"{CLAIM}*")]:
+    hidden = [*folder.glob(f"{CLAIM}*"), *folder.glob(SPENT.format("*"))]
+    for path in [*episode_files(folder), *hidden]:
         path.unlink(missing_ok=True)
     for name in KEPT_EPISODES:
         shutil.rmtree(folder / name, ignore_errors=True)
+    # Last: without it, episodes that are still there would be taken for those of the next run.
+    (folder / RUN_FILE).unlink()
 
 
 @contextmanager

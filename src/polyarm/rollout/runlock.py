@@ -1,8 +1,8 @@
 """A lock that is an ordinary file: who holds it, and a heartbeat to tell the dead from the living.
 
-On one machine the holder's process is looked up; from another machine, a heartbeat older than
-`STALE_S` means that the holder is gone. Ages are measured by the file system's own clock. A second
-name of the file is a *claim*: it says who made it, and has the same heartbeat.
+On one machine the holder's process is looked up; from another machine or container, a heartbeat
+older than `STALE_S` means that the holder is gone. Ages are measured by the file system's own
+clock. A second name of the file is a *claim*: it says who made it, and has the same heartbeat.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class RunLock:
 
     def _succeeds(self, holder: dict[str, Any]) -> bool:
         same_job = self._me["job"] and holder.get("job") == self._me["job"]
-        return bool(same_job) and holder["host"] != self._me["host"]
+        return bool(same_job) and _is_elsewhere(holder, self._me)
 
 
 def in_use(folder: Path, holder: dict[str, Any]) -> str:
@@ -144,15 +144,26 @@ def living_holder(path: Path) -> dict[str, Any] | None:
     if holder is None:
         return None
     me = _this_process()
-    if holder.get("host") != me["host"]:
+    if _is_elsewhere(holder, me):
         return holder if _age_s(path) < STALE_S else None
     same_boot = holder.get("boot") == me["boot"]
     lives = same_boot and holder.get("started") == start_of(int(holder["pid"]))
     return holder if lives else None
 
 
+def _is_elsewhere(holder: dict[str, Any], me: dict[str, Any]) -> bool:
+    """Whether a process cannot be looked up from here."""
+    if holder.get("host") != me["host"]:
+        return True
+    # Containers may have their host's name, but pids of their own; none outlives a boot.
+    same_boot = holder.get("boot") == me["boot"]
+    return bool(same_boot and holder.get("pids", me["pids"]) != me["pids"])
+
+
 def clear_away(path: Path) -> None:
     """Remove a stale file, unless somebody else has just replaced it with a living one."""
+    if not path.exists() or living_holder(path) is not None:
+        return  # moving a living one, even for a moment, would let two have it
     stale = path.with_name(f"{path.name}.stale.{socket.gethostname()}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(stale)  # only one of several can have it
@@ -176,6 +187,7 @@ def _this_process() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "boot": _boot_id(),
+        "pids": _pid_namespace(),
         "pid": os.getpid(),
         "started": start_of(os.getpid()),
     }
@@ -200,6 +212,14 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):
         return None
     return holder
+
+
+def _pid_namespace() -> str:
+    """Where a pid means the same process."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _boot_id() -> str:

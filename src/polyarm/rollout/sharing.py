@@ -22,7 +22,7 @@ from typing import Any
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.errors import RunConflict
 from polyarm.report.encoding import write_atomically
-from polyarm.rollout.journal import CLAIM, Journal, read_run, storage_errors
+from polyarm.rollout.journal import CLAIM, SPENT, Journal, read_run, storage_errors
 from polyarm.rollout.runlock import start_of
 from polyarm.rollout.schedule import Schedule
 
@@ -30,7 +30,6 @@ POLL_S = 0.5
 """How often a rank that waits looks at what the others have finished."""
 _LEAVING_S = 10.0
 _FRESH_S = 900.0
-_SPENT = ".rank{}.spent.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class Sharing:
             self._journal.beat()
             time.sleep(POLL_S / 5)
         said = []
-        for path in self._folder.glob(_SPENT.format("*")):
+        for path in self._folder.glob(SPENT.format("*")):
             with contextlib.suppress(OSError, ValueError):
                 said.append(json.loads(path.read_text()))
                 path.unlink()
@@ -183,7 +182,7 @@ class Sharing:
         """Leave what this rank has spent and noted for the one that sums up."""
         text = json.dumps({"wall": dict(wall), "notes": list(notes)})
         with storage_errors(self._folder):
-            write_atomically(self._folder / _SPENT.format(self._member.number), text)
+            write_atomically(self._folder / SPENT.format(self._member.number), text)
 
     def close(self) -> None:
         """Give up all claims."""
@@ -217,6 +216,12 @@ class Sharing:
         return self._folder / f"{CLAIM}{name[:24]}"
 
 
+def forget_said(folder: Path) -> None:
+    """Remove what ranks have said: it is in the results, and the next to sum up would add it."""
+    for path in folder.glob(SPENT.format("*")):
+        path.unlink(missing_ok=True)
+
+
 def was_begun_by(folder: Path, job: str) -> bool:
     """Whether the run in a folder is one that this job has begun, or gone on with."""
     try:
@@ -225,14 +230,21 @@ def was_begun_by(folder: Path, job: str) -> bool:
         return False
 
 
-def await_fresh_start(folder: Path, job: str) -> None:
+def await_fresh_start(folder: Path, job: str, stopping: Callable[[], bool]) -> None:
     """Wait until the first rank of a job has cleared the folder.
 
+    Args:
+        folder: The run's.
+        job: The first rank's, and ours.
+        stopping: Whether to wait no longer.
+
     Raises:
-        RunConflict: It has not for a long time.
+        RunConflict: It has not for a long time, or until now.
     """
     deadline = time.monotonic() + _FRESH_S
     while not was_begun_by(folder, job):
+        if stopping():
+            raise RunConflict(f"stopped before the first rank has cleared {folder} for --fresh")
         if time.monotonic() > deadline:
             raise RunConflict(
                 f"the first rank has not cleared {folder} for --fresh within {_FRESH_S:.0f} s;"

@@ -9,11 +9,14 @@ import launching
 import pytest
 
 from polyarm.distributed.launcher import watch_launcher
+from polyarm.rollout.runlock import start_of
 
 FIND = """
-import os
-from polyarm.distributed.launcher import _launcher
-print(_launcher("TORCHELASTIC_RUN_ID", os.environ["TORCHELASTIC_RUN_ID"]))
+from polyarm.distributed.launcher import launcher_pid
+from polyarm.distributed.members import member
+from polyarm.distributed.ranks import Rank
+print(launcher_pid())
+print(member(Rank.current()).job)
 """
 
 
@@ -21,12 +24,15 @@ print(_launcher("TORCHELASTIC_RUN_ID", os.environ["TORCHELASTIC_RUN_ID"]))
     "script", ['"$0" -c "$FIND"', 'bash -c "\\"$0\\" -c \\"\\$FIND\\"; true"; true']
 )
 def test_a_launcher_is_found_behind_the_scripts_that_it_runs(script):
-    variables = {"TORCHELASTIC_RUN_ID": "x", "FIND": FIND}
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    variables = {"TORCHELASTIC_RUN_ID": "x", "FIND": FIND, **ranks}
     done = subprocess.run(
         ["bash", "-c", script, sys.executable], env={**launching.environment(), **variables},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert int(done.stdout) == os.getpid()
+    pid, job = done.stdout.splitlines()
+    assert int(pid) == os.getpid()
+    assert job.split()[-2:] == [str(os.getpid()), start_of(os.getpid())]
 
 
 @pytest.mark.parametrize(

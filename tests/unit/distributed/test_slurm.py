@@ -4,7 +4,7 @@ import pytest
 
 from polyarm.display.rank import local_rank
 from polyarm.distributed import slurm
-from polyarm.distributed.members import member
+from polyarm.distributed.members import member, why_not_fresh
 from polyarm.distributed.ranks import Rank
 
 STEP = {
@@ -79,6 +79,52 @@ def test_ranks_of_one_job_know_it_and_no_other():
     other = {**STEP, "SLURM_PROCID": "0"}
     assert member(Rank(3, 4), STEP).job == member(Rank(0, 4), other).job
     assert member(Rank(3, 4), STEP).job != member(Rank(3, 4), {**STEP, "SLURM_STEP_ID": "3"}).job
+
+
+HOST = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "none",
+    "MASTER_ADDR": "a",
+    "MASTER_PORT": "29500",
+}
+HOSTS = {**HOST, "LOCAL_WORLD_SIZE": "1"}
+REQUEUED = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        ({}, None),
+        (REQUEUED, "requeued"),
+        (ARRAY, "an array job"),
+        (STEP, None),
+        ({**STEP, **REQUEUED}, None),
+        (HOST, None),
+        ({**HOST, "SLURM_JOB_ID": "4711"}, None),
+        ({**HOST, **REQUEUED}, "requeued"),
+        (HOSTS, "several hosts"),
+        ({**HOSTS, "SLURM_JOB_ID": "4711"}, None),
+    ],
+    ids=[
+        "alone", "alone, requeued", "array", "srun", "srun, requeued", "torchrun",
+        "torchrun in a job", "torchrun, requeued", "torchrun on hosts", "torchrun on nodes",
+    ],
+)  # fmt: skip
+def test_who_may_start_over_and_who_would_forget_what_was_done(environment, why):
+    said = why_not_fresh(member(Rank.current(environment), environment), environment)
+    assert said is None if why is None else why in said
+
+
+def test_ranks_that_torchrun_has_restarted_at_another_port_are_still_the_same_job():
+    again = {**HOST, "MASTER_PORT": "29501", "TORCHELASTIC_RESTART_COUNT": "1"}
+    assert member(Rank(0, 2), HOST).job == member(Rank(0, 2), again).job
+
+
+def test_torchruns_in_steps_of_one_job_are_told_apart():
+    steps = ({**HOSTS, "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in "01")
+    assert len({member(Rank(0, 2), each).job for each in steps}) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from polyarm import RunConflict
 from polyarm.contracts import EpisodeKey, EpisodeResult
-from polyarm.rollout.journal import Journal, differences, load_results, read_episodes
+from polyarm.rollout.journal import Journal, clear_folder, differences, load_results, read_episodes
 
 RUN = {
     "protocol": {"seed": 0, "tasks": {"toy/count-3": {"v": 1}}},
@@ -143,6 +143,28 @@ def test_what_the_dead_have_left_is_removed_when_nobody_else_is_there(folder):
     other.close()
     left = {path.name for path in folder.rglob("*")}
     assert not left & {".rank3.lock", ".claim.0123", "0.mp4.part"}
+
+
+def test_a_run_that_dies_while_it_starts_over_does_not_take_old_episodes_for_its_own(
+    folder, monkeypatch
+):
+    write(folder, result(0))
+
+    def die(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
+        clear_folder(folder)
+    with pytest.raises(RunConflict, match="horizon"):
+        Journal(folder, {**RUN, "protocol": {"tasks": {}, "horizon": 7}}).close()
+
+
+def test_what_ranks_of_an_earlier_run_have_said_is_forgotten_with_it(folder):
+    write(folder, result(0))
+    (folder / ".rank3.spent.json").write_text("{}")
+    write(folder, fresh=True)
+    assert {path.name for path in folder.iterdir()} == {"run.json", "episodes.jsonl"}
 
 
 def test_of_two_lines_the_first_counts_unless_it_is_an_error(folder):

@@ -103,8 +103,18 @@ def leave_behind(claim, age_s: float = 0.0, **holder) -> None:
         ({}, 0, True),
         ({"host": "elsewhere"}, 0, False),
         ({"host": "elsewhere"}, 2 * runlock.STALE_S, True),
+        ({"pids": "pid:[1]"}, 0, False),
+        ({"pids": "pid:[1]"}, 2 * runlock.STALE_S, True),
+        ({"pids": "pid:[1]", "boot": "an earlier one"}, 0, True),
     ],
-    ids=["its process is gone", "on another host", "on another host, long ago"],
+    ids=[
+        "its process is gone",
+        "on another host",
+        "on another host, long ago",
+        "in another container",
+        "in another container, long ago",
+        "before the host was restarted",
+    ],
 )
 def test_the_claim_of_a_rank_that_is_gone_is_taken_over(ranks, tmp_path, holder, age_s, taken_over):
     ranks[0].schedule(keys(SHORT, episodes=1)).next(SHORT)
@@ -112,6 +122,14 @@ def test_the_claim_of_a_rank_that_is_gone_is_taken_over(ranks, tmp_path, holder,
     leave_behind(claim, age_s, **holder)
     key = ranks[1].schedule(keys(SHORT, episodes=1)).next(SHORT)
     assert (key is not None) == taken_over
+
+
+def test_a_claim_of_the_living_is_not_moved_even_for_a_moment(ranks, tmp_path, monkeypatch):
+    ranks[0].schedule(keys(SHORT, episodes=1)).next(SHORT)
+    (claim,) = tmp_path.glob(".claim.*")
+    monkeypatch.setattr("pathlib.Path.rename", lambda *_: pytest.fail("others could have it"))
+    runlock.clear_away(claim)
+    assert claim.exists()
 
 
 def test_what_the_dead_have_finished_is_not_played_again(ranks, tmp_path):
@@ -162,10 +180,12 @@ def test_a_rank_waits_for_the_first_one_to_clear_the_folder(tmp_path, monkeypatc
     monkeypatch.setattr(sharing, "_FRESH_S", 0.0)
     Journal(tmp_path, {**RUN, "job": "an earlier one"}, alone=False).close()
     with pytest.raises(RunConflict, match="has not cleared"):
-        sharing.await_fresh_start(tmp_path, "this one")
+        sharing.await_fresh_start(tmp_path, "this one", lambda: False)
     monkeypatch.setattr(sharing, "_FRESH_S", 60.0)
+    with pytest.raises(RunConflict, match="stopped before the first rank"):
+        sharing.await_fresh_start(tmp_path, "this one", lambda: True)
     Journal(tmp_path, {**RUN, "job": "this one"}, alone=False, fresh=True).close()
-    sharing.await_fresh_start(tmp_path, "this one")
+    sharing.await_fresh_start(tmp_path, "this one", lambda: False)
 
 
 def test_a_heart_beats_while_its_process_is_busy(tmp_path, monkeypatch):
@@ -228,6 +248,28 @@ def test_a_job_that_is_restarted_does_not_start_over_again(tmp_path):
         assert len(one.run({"": "random"}).episodes) == 1
 
 
+def test_a_rank_whose_policy_fails_closes_its_envs_before_others_can_have_its_episodes(
+    tmp_path, monkeypatch
+):
+    held = []
+    with evaluator(tmp_path, 1) as one:
+        close = one._player.envs.close
+        monkeypatch.setattr(
+            one._player.envs, "close", lambda *group: held.append(claims()) or close(*group)
+        )
+
+        def claims():
+            return len(list(tmp_path.glob(".claim.*")))
+
+        def break_down(_):
+            raise FloatingPointError("broke")
+
+        with pytest.raises(Exception, match="broke"):
+            one.run({"": break_down})
+    assert held[0] == 1
+    assert claims() == 0
+
+
 def test_who_sums_up_where_the_first_rank_is_gone(tmp_path):
     first = Journal(tmp_path, {**RUN, "protocol": {}}, alone=False)
     first.close()
@@ -242,6 +284,21 @@ def test_who_sums_up_where_the_first_rank_is_gone(tmp_path):
             assert not one.sums_up
     finally:
         first.close()
+
+
+def test_of_an_episode_that_two_have_played_all_ranks_count_the_same_line(tmp_path):
+    first = tmp_path / "episodes.jsonl"
+
+    def come_back(progress):  # the first rank stood still, and was thought to be gone
+        if progress.last is not None and not first.exists():
+            (line,) = (tmp_path / "episodes.rank1.jsonl").read_text().splitlines()
+            first.write_text(json.dumps({**json.loads(line), "outcome": "failure"}) + "\n")
+
+    counted = []
+    for number in (1, 0):
+        with evaluator(tmp_path, number) as one:
+            counted.append([each.outcome for each in one.run({"": "zero"}, come_back).episodes])
+    assert counted == [["failure", "success"]] * 2
 
 
 def test_errors_are_retried_once_whoever_does_it(tmp_path):
