@@ -12,6 +12,7 @@ from typing import Any
 from polyarm import registry
 from polyarm.contracts import Footprint
 from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.dealing import Pace
 from polyarm.distributed.ray.node import EvalNode, Facts, Report, comparable
 from polyarm.distributed.ray.placement import Node, Placement, place
 from polyarm.errors import (
@@ -53,6 +54,7 @@ class Host:
         calls: Answers that are waited for, in order.
         turn: The last turn that it was told of.
         report: The last that it said.
+        pace: How fast it plays.
     """
 
     node: Node
@@ -64,6 +66,7 @@ class Host:
     calls: list[Any] = field(default_factory=list)
     turn: int = -1
     report: Report = field(default_factory=Report)
+    pace: Pace = field(default_factory=Pace)
 
 
 class Hosts:

@@ -205,10 +205,8 @@ class RayPlayer(Player):
         """Let a node go on, with more episodes if it needs some."""
         turn, deal = current.turn, current.deal
         slots = min(host.placement.num_envs, turn.need.missing)
-        # One for each slot, of its own task: a slot that found another's would switch to it.
-        spare = slots if len(turn.group.specs) > 1 else 1
+        ahead = host.pace.ahead(slots, len(turn.group.specs))
         while len(host.calls) < _CALLS:
-            ahead = spare + 2 * len(host.report.results)
             keys = deal.deal(host.name, slots, ahead, len(hosts))
             if not deal.held(host.name):
                 return
@@ -249,6 +247,7 @@ class RayPlayer(Player):
 
     def _take(self, hosts: Hosts, host: Host, report: Report, deal: Deal) -> list[EpisodeResult]:
         host.report = report
+        host.pace.finished(len(report.results), time.monotonic())
         self.on_gpu |= report.on_gpu
         self.add_notes(report.notes)
         self._walls[host.name] = report.wall
