@@ -76,7 +76,11 @@ def test_a_run_that_is_killed_and_then_interrupted_leaves_nothing_and_goes_on(
 
 @pytest.mark.parametrize(
     ("where", "expected"),
-    [("auto", "ray start --head"), ("ray://127.0.0.1:10001", "Ray's client")],
+    [
+        ("auto", "ray start --head"),
+        ("ray://127.0.0.1:10001", "Ray's client"),
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"),
+    ],
 )
 def test_a_cluster_that_is_not_there_is_said_in_one_message(tmp_path, monkeypatch, where, expected):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))

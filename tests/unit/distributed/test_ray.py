@@ -14,6 +14,7 @@ import pytest
 
 import polyarm
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
+from polyarm.distributed.ray import hosts as hosts_module
 from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.cluster import Cluster
 from polyarm.distributed.ray.dealing import Deal, Pace
@@ -317,6 +318,16 @@ def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, 
         hosts.examine(host, {"tasks": {"a": {"mujoco": "3.3", "env": "source"}}})
     assert "10.0.0.1 (01234567)" in str(refused.value)
     assert not host.ready
+
+
+def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(hosts_module, "_LONG_S", 0.0)
+    monkeypatch.setattr(hosts_module, "_LOOK_FOR_NODES_S", 0.0)
+    cluster = SimpleNamespace(ray=None, nodes=list)
+    hosts = Hosts(cluster, polyarm.EvalOptions(), [], policy=False)
+    hosts.look()
+    hosts.look()
+    assert caplog.text.count("ray status") == 1
 
 
 # What is asked for.

@@ -37,7 +37,7 @@ _LOOK_FOR_NODES_S = 2.0
 _DEATHS = 3
 """An actor that dies so often without having finished an episode is not started again."""
 _CLOSE_S = 5.0
-_LONG_S = 60.0
+_LONG_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +117,9 @@ class Hosts:
         if idle and time.monotonic() - self._began > _LONG_S:
             self._warned = True
             _log.warning(
-                "no node has given us its cores for %g s; `ray status` says who has them", _LONG_S
+                "no node has started to play for %g s: are its cores taken? We wait for them;"
+                " `ray status` says who has them",
+                _LONG_S,
             )
 
     def wait(self) -> None:
