@@ -321,7 +321,7 @@ def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, 
 
 
 def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(hosts_module, "_LONG_S", 0.0)
+    monkeypatch.setattr(hosts_module, "LONG_S", 0.0)
     monkeypatch.setattr(hosts_module, "_LOOK_FOR_NODES_S", 0.0)
     cluster = SimpleNamespace(ray=None, nodes=list)
     hosts = Hosts(cluster, polyarm.EvalOptions(), [], policy=False)

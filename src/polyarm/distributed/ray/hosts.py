@@ -37,7 +37,8 @@ _LOOK_FOR_NODES_S = 2.0
 _DEATHS = 3
 """An actor that dies so often without having finished an episode is not started again."""
 _CLOSE_S = 5.0
-_LONG_S = 10.0
+LONG_S = 10.0
+"""Who has waited so long for something of the cluster is told so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,12 +115,12 @@ class Hosts:
                 except HostLimit as error:
                     self.leave_out(node, error)
         idle = not self._warned and not any(host.ready for host in self)
-        if idle and time.monotonic() - self._began > _LONG_S:
+        if idle and time.monotonic() - self._began > LONG_S:
             self._warned = True
             _log.warning(
                 "no node has started to play for %g s: are its cores taken? We wait for them;"
                 " `ray status` says who has them",
-                _LONG_S,
+                LONG_S,
             )
 
     def wait(self) -> None:
