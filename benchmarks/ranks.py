@@ -5,7 +5,7 @@ Meta-World without frames, steady state: the clock starts when all envs of all r
 - rank_efficiency: `polyarm bench`, random actions in chunks of 8, all ranks together.
 - rank_efficiency_eval: `polyarm eval`, episodes of 100 steps from the queue that the ranks share by
   the run's folder, each synced to the disk; while all ranks had episodes to begin.
-- A benchmark of another file may add its figures to the JSON line: see `FURTHER`.
+- ray_overhead and what else `FURTHER` names: of other files, for the same JSON line.
 
     python benchmarks/ranks.py --rounds 5
 """
@@ -20,8 +20,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import measure
+import ray_leg
 
 RANKS = 2
 ENVS = 8
@@ -35,7 +37,7 @@ TORCHRUN = [
 ]
 
 
-FURTHER: tuple[Callable[[], dict[str, float]], ...] = ()
+FURTHER: tuple[Callable[[], dict[str, Any]], ...] = (ray_leg.ray_overhead,)
 """Figures of other benchmarks of this kind, each by name, for the same JSON line."""
 
 

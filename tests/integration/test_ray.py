@@ -63,11 +63,12 @@ class Leaning:
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("where", ["replicate", "central"])
-def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them(where):
+def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them():
     how = {"episodes": 3, "num_envs": 2, "suite_options": ("max_steps=30",)}
-    ours = polyarm.evaluate(Leaning(), SAWYERS, ray="auto", ray_policy=where, **how)
-    assert facts(ours) == facts(polyarm.evaluate(Leaning(), SAWYERS, **how))
+    alone = facts(polyarm.evaluate(Leaning(), SAWYERS, **how))
+    for where in ("replicate", "central"):
+        ours = polyarm.evaluate(Leaning(), SAWYERS, ray="auto", ray_policy=where, **how)
+        assert facts(ours) == alone, where
 
 
 class Stuck(Leaning):
@@ -80,6 +81,18 @@ class Stuck(Leaning):
 def test_a_policy_that_hangs_on_a_node_ends_the_run_with_its_error():
     with pytest.raises(PolicyError, match=r"not answered for 1 s.*toy/count-3"):
         polyarm.evaluate(Stuck(), "toy/count-3", ray="auto", policy_timeout="1s", num_envs=2)
+
+
+class Deadly(Leaning):
+    """Takes its process with it."""
+
+    def act(self, batch):
+        os._exit(1)
+
+
+def test_a_central_policy_that_is_lost_ends_the_run_with_its_error():
+    with pytest.raises(PolicyError, match="the central policy was lost"):
+        polyarm.evaluate(Deadly(), "toy/count-3", ray="auto", ray_policy="central", num_envs=2)
 
 
 def test_videos_and_trajectories_come_to_the_folder_of_the_run(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,15 +14,17 @@ import pytest
 
 import polyarm
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
+from polyarm.distributed.ray import hosts as hosts_module
 from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.cluster import Cluster
-from polyarm.distributed.ray.dealing import Deal
+from polyarm.distributed.ray.dealing import Deal, Pace
 from polyarm.distributed.ray.hosts import Host, Hosts
 from polyarm.distributed.ray.node import Facts
 from polyarm.distributed.ray.placement import Node, deal_slots, place
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
 from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict, UnknownName
 from polyarm.rollout.plan import group_tasks
+from polyarm.rollout.schedule import Schedule
 from polyarm.vector.episodes import Episodes
 
 
@@ -82,6 +86,69 @@ def test_an_episode_that_all_nodes_die_of_is_given_up():
             lost += deal.lose(f"node {life}")
     assert lost == keys("a", count=1)
     assert deal.open == 0
+
+
+class Slots:
+    """Plays episodes of a fifth of a second or so; counts how often a slot changes its task."""
+
+    def __init__(self, schedule, tasks):
+        self.schedule = schedule
+        self.tasks = tasks
+        self.ends = {}
+        self.now = 0.0
+        self.switches = 0
+        self.random = random.Random(1)
+
+    def fill(self):
+        for slot, task in enumerate(self.tasks):
+            if slot not in self.ends and (key := self.schedule.next(task)) is not None:
+                self.switches += key.name != task
+                self.tasks[slot] = key.name
+                self.ends[slot] = (self.now + self.random.uniform(0.1, 0.3), key)
+
+    def play(self, until):
+        """What ends until then."""
+        finished = []
+        self.fill()
+        while self.ends and (first := min(self.ends.items(), key=lambda each: each[1][0])):
+            slot, (end, key) = first
+            if end > until:
+                break
+            self.now = end
+            finished.append(key)
+            del self.ends[slot]
+            self.schedule.finished(key)
+            self.fill()
+        self.now = until
+        return finished
+
+
+def test_a_fast_node_changes_tasks_hardly_more_often_than_one_machine():
+    episodes = keys(*"abcdefghij", count=100)
+    names = list(dict.fromkeys(key.name for key in episodes))
+    alone = Slots(Schedule(episodes), names[:8])
+    assert len(alone.play(1000.0)) == len(episodes)
+    node, deal, pace = Slots(Schedule([]), names[:8]), Deal(episodes, max_attempts=3), Pace()
+    calls = deque()
+    while deal.open:
+        while len(calls) < 2:
+            calls.append(deal.deal("one", 8, pace.ahead(8, 10), 1))
+        node.schedule.add(calls.popleft())
+        finished = node.play(node.now + 0.25)
+        pace.finished(len(finished), node.now)
+        assert all(deal.finish("one", key) == 0 for key in finished)
+    assert node.switches <= alone.switches + 10
+    assert node.now < 1.1 * len(episodes) * 0.2 / 8
+
+
+def test_a_slow_node_is_given_no_more_than_one_episode_ahead_for_each_slot():
+    pace = Pace()
+    pace.finished(40, 1.0)
+    assert pace.ahead(4, 2) > 40
+    pace.finished(0, 60.0)
+    assert pace.ahead(4, 2) == 4
+    assert Pace().ahead(4, 2) == 4
+    assert Pace().ahead(4, 1) == 1
 
 
 # Placement.
@@ -251,6 +318,16 @@ def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, 
         hosts.examine(host, {"tasks": {"a": {"mujoco": "3.3", "env": "source"}}})
     assert "10.0.0.1 (01234567)" in str(refused.value)
     assert not host.ready
+
+
+def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(hosts_module, "LONG_S", 0.0)
+    monkeypatch.setattr(hosts_module, "_LOOK_FOR_NODES_S", 0.0)
+    cluster = SimpleNamespace(ray=None, nodes=list)
+    hosts = Hosts(cluster, polyarm.EvalOptions(), [], policy=False)
+    hosts.look()
+    hosts.look()
+    assert caplog.text.count("ray status") == 1
 
 
 # What is asked for.

@@ -221,6 +221,8 @@ class CentralPolicy:
             ) from None
         except ray.exceptions.RayTaskError as error:
             raise why(error) from None
+        except ray.exceptions.RayError as error:
+            raise PolicyError(f"the central policy was lost: {error}") from error
 
 
 def joined(batches: Sequence[Batch]) -> Batch:

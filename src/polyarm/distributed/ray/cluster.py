@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import uuid
@@ -24,6 +25,7 @@ _log = logging.getLogger("polyarm")
 
 _TOKEN = uuid.uuid4().hex
 """Lets nobody but this process use the cluster that it has started; Ray reads it once."""
+_CONNECT_S = 5.0
 _LONGEST_FOLDER = 30
 """Ray makes sockets below its folder, whose paths may have no more than 107 letters."""
 
@@ -91,6 +93,7 @@ class Cluster:
                 if where == "local":
                     self._start()
                 else:
+                    _require_listener(where)
                     ray.init(address=where, **_TERSE)
             except (ConnectionError, ValueError, RuntimeError, OSError) as error:
                 self.close()
@@ -137,6 +140,24 @@ class Cluster:
 
 
 _TERSE: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+
+
+def _require_listener(where: str) -> None:
+    """Fail soon where nobody listens: Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nobody does, at an address that was given.
+    """
+    address = os.environ.get("RAY_ADDRESS", "") if where == "auto" else where
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return  # Ray says what is wrong with it
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OverflowError as error:
+        raise ValueError(f"{address}: {error}") from None
+    except OSError as error:
+        raise ConnectionError(f"{address}: {error}") from error
 
 
 def _restore(variables: dict[str, str | None]) -> None:

@@ -9,6 +9,37 @@ from collections.abc import Sequence
 from polyarm.contracts import EpisodeKey
 from polyarm.rollout.schedule import Schedule
 
+_AHEAD_S = 2.0
+"""For how long a node should have episodes besides those that it plays.
+
+Much more than an answer takes to come: a slot that finds none of its own task takes another's,
+which costs a new env, and then lacks that slot's.
+"""
+_RECENT_S = 1.0
+
+
+class Pace:
+    """How fast a node finishes episodes, of late."""
+
+    def __init__(self) -> None:
+        self._per_s = 0.0
+        self._at = 0.0
+
+    def finished(self, episodes: int, now: float) -> None:
+        """So many have ended since the last call; ``now`` is in seconds, of any clock."""
+        self._per_s *= math.exp((self._at - now) / _RECENT_S)
+        self._per_s += episodes / _RECENT_S
+        self._at = now
+
+    def ahead(self, slots: int, tasks: int) -> int:
+        """How many episodes a node should have besides those that its slots play.
+
+        Args:
+            slots: How many play at once.
+            tasks: Of how many tasks the episodes are.
+        """
+        return (slots if tasks > 1 else 1) + round(_AHEAD_S * self._per_s)
+
 
 class Deal:
     """Episodes of one turn, at nodes or waiting for one.

@@ -8,6 +8,7 @@ that is left.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,10 +29,13 @@ from polyarm.vector.actions import ActionCheck
 from polyarm.vector.layout import leaves
 from polyarm.vector.make import expand_tasks
 
+_log = logging.getLogger("polyarm")
+
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
 _START_S = 120.0
 """How long a node may take to give an actor its cores, besides the time for building envs."""
+_LONG_S = 10.0
 _CLOSE_S = 5.0
 
 
@@ -268,8 +272,13 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _await_start(self, shard: Shard) -> None:
         exceptions = self._ray.exceptions
         patience_s = self._arguments["build_timeout_s"] + _START_S
+        described = shard.actor.describe.remote()
         try:
-            shard.about = self._ray.get(shard.actor.describe.remote(), timeout=patience_s)
+            if not self._ray.wait([described], timeout=_LONG_S)[0]:
+                _log.warning(
+                    "still waiting for node %s: `ray status` says who has its cores", shard.node
+                )
+            shard.about = self._ray.get(described, timeout=patience_s)
         except exceptions.GetTimeoutError:
             raise BuildError(
                 f"node {shard.node} has not built {shard.count} envs in {patience_s:g} s; has it"

@@ -12,6 +12,7 @@ from typing import Any
 from polyarm import registry
 from polyarm.contracts import Footprint
 from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.dealing import Pace
 from polyarm.distributed.ray.node import EvalNode, Facts, Report, comparable
 from polyarm.distributed.ray.placement import Node, Placement, place
 from polyarm.errors import (
@@ -36,7 +37,8 @@ _LOOK_FOR_NODES_S = 2.0
 _DEATHS = 3
 """An actor that dies so often without having finished an episode is not started again."""
 _CLOSE_S = 5.0
-_LONG_S = 60.0
+LONG_S = 10.0
+"""Who has waited so long for something of the cluster is told so."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,7 @@ class Host:
         calls: Answers that are waited for, in order.
         turn: The last turn that it was told of.
         report: The last that it said.
+        pace: How fast it plays.
     """
 
     node: Node
@@ -64,6 +67,7 @@ class Host:
     calls: list[Any] = field(default_factory=list)
     turn: int = -1
     report: Report = field(default_factory=Report)
+    pace: Pace = field(default_factory=Pace)
 
 
 class Hosts:
@@ -111,10 +115,12 @@ class Hosts:
                 except HostLimit as error:
                     self.leave_out(node, error)
         idle = not self._warned and not any(host.ready for host in self)
-        if idle and time.monotonic() - self._began > _LONG_S:
+        if idle and time.monotonic() - self._began > LONG_S:
             self._warned = True
             _log.warning(
-                "no node has given us its cores for %g s; `ray status` says who has them", _LONG_S
+                "no node has started to play for %g s: are its cores taken? We wait for them;"
+                " `ray status` says who has them",
+                LONG_S,
             )
 
     def wait(self) -> None:

@@ -17,7 +17,7 @@ from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.distributed.ray.central import CentralPolicy, PolicyServer
 from polyarm.distributed.ray.cluster import Cluster, why
 from polyarm.distributed.ray.dealing import Deal
-from polyarm.distributed.ray.hosts import UNFIT, Host, Hosts
+from polyarm.distributed.ray.hosts import LONG_S, UNFIT, Host, Hosts
 from polyarm.distributed.ray.node import Report
 from polyarm.errors import InvalidCall, PolyarmError, WorkerError
 from polyarm.report.encoding import plain
@@ -192,10 +192,17 @@ class RayPlayer(Player):
             )
             wait_s = options.max_wait_ms / 1000
             self._server = kind.remote(options.chunk, wait_s, str(Path.cwd()))
+        loading = self._server.load.remote(policy, group)
         try:
-            traits: dict[str, Any] = ray.get(self._server.load.remote(policy, group))
+            if not ray.wait([loading], timeout=LONG_S)[0]:
+                _log.warning("still loading the policy: `ray status` says who has the GPUs")
+            traits: dict[str, Any] = ray.get(loading)
         except ray.exceptions.RayTaskError as error:
             raise why(error) from None
+        except ray.exceptions.RayError as error:
+            raise WorkerError(
+                f"the central policy was lost while it was loaded: {error}"
+            ) from error
         self.on_gpu |= traits.pop("device").startswith("cuda")
         return traits
 
@@ -205,10 +212,8 @@ class RayPlayer(Player):
         """Let a node go on, with more episodes if it needs some."""
         turn, deal = current.turn, current.deal
         slots = min(host.placement.num_envs, turn.need.missing)
-        # One for each slot, of its own task: a slot that found another's would switch to it.
-        spare = slots if len(turn.group.specs) > 1 else 1
+        ahead = host.pace.ahead(slots, len(turn.group.specs))
         while len(host.calls) < _CALLS:
-            ahead = spare + 2 * len(host.report.results)
             keys = deal.deal(host.name, slots, ahead, len(hosts))
             if not deal.held(host.name):
                 return
@@ -249,6 +254,7 @@ class RayPlayer(Player):
 
     def _take(self, hosts: Hosts, host: Host, report: Report, deal: Deal) -> list[EpisodeResult]:
         host.report = report
+        host.pace.finished(len(report.results), time.monotonic())
         self.on_gpu |= report.on_gpu
         self.add_notes(report.notes)
         self._walls[host.name] = report.wall
@@ -277,12 +283,11 @@ class RayPlayer(Player):
         self, hosts: Hosts, host: Host, current: _Round, error: Exception
     ) -> list[EpisodeResult]:
         """A node's actor is gone; returns episodes that there is no hope for."""
-        assert self._cluster is not None
         reason = str(error).strip().splitlines()[-1]
         again = current.deal.held(host.name)
         _log.warning("lost node %s; %d episodes are dealt again (%s)", host.node, again, reason)
         if self._server is not None:
-            self._cluster.ray.get(self._server.forget.remote(host.name))
+            self._server.forget.remote(host.name)  # not waited for: it may be lost, too
         hosts.lost(host, reason)
         return self._deal_again(host, current, reason)
 
