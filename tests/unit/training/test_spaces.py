@@ -53,7 +53,7 @@ def test_other_actions_are_refused(space):
 def test_state_and_frames_are_seen_and_other_keys_are_not():
     state = Box(-1, 1, (2, 3), np.float64)
     sight = Sight.of(Dict({"state": state, "pixels/front": IMAGE, "goal": Box(0, 1, (1,))}))
-    assert (sight.state_size, sight.pictures, sight.channels) == (6, ("pixels/front",), (3,))
+    assert (sight.state_size, sight.pictures, sight.shapes) == (6, ("pixels/front",), ((6, 8, 3),))
     obs = {"state": np.zeros((4, 2, 3)), "pixels/front": np.zeros((4, 6, 8, 3)), "goal": None}
     leaves = sight.leaves(obs)
     assert leaves["state"].shape == (4, 6)
