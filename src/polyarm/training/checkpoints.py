@@ -14,7 +14,7 @@ from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions
 
 NAME = "checkpoint.pt"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def write_checkpoint(path: Path, saved: dict[str, Any]) -> None:
