@@ -155,7 +155,9 @@ class Acts:
         """Of the chosen numbers: middle and half width of their bounds, and the bounds."""
         assert isinstance(self.space, Box)
         low, high = self.space.low.ravel()[self._free], self.space.high.ravel()[self._free]
-        bounded = np.isfinite(low) & np.isfinite(high)
+        # Some envs write the largest number of the type for "without bounds".
+        most = np.finfo(low.dtype).max / 4
+        bounded = (np.abs(low) < most) & (np.abs(high) < most)
         lowest, highest = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         middle, half = (lowest + highest) / 2, (highest - lowest) / 2
         return middle.astype(low.dtype), half.astype(low.dtype), low, high

@@ -42,6 +42,13 @@ def test_choices_are_counted_from_the_first():
     assert acts.to_env(np.array([[0], [2]])).tolist() == [[5], [7]]
 
 
+def test_without_bounds_numbers_are_what_they_are():
+    most = np.finfo(np.float32).max
+    low, high = np.array([-np.inf, -most, 0], "f"), np.array([np.inf, most, np.inf], "f")
+    acts = Acts.of(Box(low, high))
+    assert acts.to_env(np.array([7, -7, -7], "f")).tolist() == [7, -7, 0]
+
+
 @pytest.mark.parametrize(
     "space", [Box(0, 5, (2,), np.int64), gymnasium.spaces.MultiBinary(3), Dict(a=Discrete(2))]
 )
