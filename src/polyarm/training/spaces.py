@@ -154,7 +154,8 @@ class Acts:
     def _spans(self) -> tuple[Array, Array, Array, Array]:
         """Of the chosen numbers: middle and half width of their bounds, and the bounds."""
         assert isinstance(self.space, Box)
-        low, high = self.space.low.ravel()[self._free], self.space.high.ravel()[self._free]
+        low: Array = self.space.low.ravel()[self._free]
+        high: Array = self.space.high.ravel()[self._free]
         # Some envs write the largest number of the type for "without bounds".
         most = np.finfo(low.dtype).max / 4
         bounded = (np.abs(low) < most) & (np.abs(high) < most)
