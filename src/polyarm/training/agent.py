@@ -189,7 +189,7 @@ def _networks(shape: AgentShape) -> Any:
     size = sight.state_size + _CAMERA_FEATURES * len(sight.pictures)
     module = torch.nn.ModuleDict(
         {
-            "eyes": torch.nn.ModuleList(_eye(channels) for channels in sight.channels),
+            "eyes": torch.nn.ModuleList(_eye(channels) for *_, channels in sight.shapes),
             "actor": _tower(size, hidden, shape.chunk * acts.outputs, last_gain=0.01),
             "critic": _tower(size, hidden, 1, last_gain=1.0),
         }

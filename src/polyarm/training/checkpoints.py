@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions
 
 NAME = "checkpoint.pt"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def write_checkpoint(path: Path, saved: dict[str, Any]) -> None:
@@ -23,10 +24,13 @@ def write_checkpoint(path: Path, saved: dict[str, Any]) -> None:
         StorageError: It could not be written; the old one is as it was.
     """
     torch = import_torch()
+    # A full disk is an OSError of the file; PyTorch's own writer would hide it behind another.
+    content = io.BytesIO()
+    torch.save({"format": _FORMAT, **_plain(saved)}, content)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
-            torch.save({"format": _FORMAT, **_plain(saved)}, file)
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

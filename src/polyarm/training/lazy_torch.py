@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyarm.display.rank import local_rank
-from polyarm.errors import MissingExtra
+from polyarm.errors import InvalidCall, MissingExtra
 
 
 def import_torch() -> Any:
@@ -30,18 +30,27 @@ def chosen_device(name: str) -> Any:
     """``torch.device`` of a name.
 
     ``"auto"`` is CUDA where there is any. Ranks of one machine that see several GPUs have one each.
+
+    Raises:
+        InvalidCall: There is no such device.
     """
     torch = import_torch()
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        index = device.index
-        if index is None:
-            index = (local_rank(os.environ) or 0) % max(1, torch.cuda.device_count())
-        torch.cuda.set_device(index)
-        device = torch.device("cuda", index)
-    return device
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidCall(f"{name!r} is no device of PyTorch: auto, cpu, cuda, cuda:1 …") from error
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = device.index
+    if index is None:
+        index = (local_rank(os.environ) or 0) % max(1, count)
+    if index >= count:
+        raise InvalidCall(f"there is no GPU for {name!r}: this PyTorch finds {count}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Logbook:
     Raises:
         RunConflict: Somebody else is using it.
         MissingExtra: A dashboard's package is not installed.
+        StorageError: It cannot be written to; so do all methods.
     """
 
     def __init__(self, folder: Path, options: TrainOptions) -> None:
@@ -40,13 +42,11 @@ class Logbook:
         self._options = options
         for sink in options.sinks:
             require_sink(sink)
-        try:
+        with _writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(folder / "lock")
             if options.fresh:
                 self._forget()
-        except OSError as error:
-            raise StorageError(f"{folder} cannot be written to: {error}") from error
         self._sinks: list[ScalarLog] = []
 
     def _forget(self) -> None:
@@ -57,8 +57,10 @@ class Logbook:
     def go_on_after(self, number: int) -> None:
         """Begin behind this update; forget what came later, which no checkpoint holds."""
         kept = [one for one in read_metrics(self.folder) if one["number"] <= number]
-        path = self.folder / _METRICS
-        path.write_text("".join(f"{json.dumps(one)}\n" for one in kept))
+        path, part = self.folder / _METRICS, self.folder / f".{_METRICS}.part"
+        with _writing_to(self.folder):
+            part.write_text("".join(f"{json.dumps(one)}\n" for one in kept))
+            part.replace(path)
         config = {"options": plain(self._options.shaping())}
         for sink in self._options.sinks:
             name = self.folder.name
@@ -69,7 +71,7 @@ class Logbook:
         """Note an update."""
         self._lock.beat()
         values = asdict(update)
-        with (self.folder / _METRICS).open("a") as file:
+        with _writing_to(self.folder), (self.folder / _METRICS).open("a") as file:
             file.write(f"{json.dumps(values)}\n")
         known = {name: float(value) for name, value in values.items() if value is not None}
         for sink in self._sinks:
@@ -79,13 +81,22 @@ class Logbook:
         """Draw the learning curve, where matplotlib is installed."""
         metrics = read_metrics(self.folder)
         if metrics:
-            draw_curve(self.folder / "curve.png", {"": metrics}, title=self._options.task)
+            with _writing_to(self.folder):
+                draw_curve(self.folder / "curve.png", {"": metrics}, title=self._options.task)
 
     def close(self) -> None:
         """Finish the dashboards and let others have the folder."""
         for sink in self._sinks:
             sink.close()
         self._lock.release()
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{folder} cannot be written to: {error}") from error
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

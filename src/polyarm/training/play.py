@@ -110,16 +110,21 @@ class Play:
         self._frames_valid = np.ones((horizon, count), np.bool_)
         self.tally, self.last_error, self.judges = Tally(), "", False
 
-    def begin(self, after: dict[str, Any] | None = None) -> None:
-        """Start this rank's stream of episodes, or go on behind those of an earlier state."""
+    def begin(self, after: dict[str, Any] | None = None, *, update: int = 0) -> None:
+        """Start this rank's stream of episodes, or go on behind those of an earlier state.
+
+        Args:
+            after: That state.
+            update: The one after which it goes on; envs without episode indices get its seed.
+        """
         rank, seed = self._share.rank.number, self._options.seed
         first = rank * _EPISODES_PER_RANK
-        played = 0 if after is None else int(max(after["episodes"])) + 1
         if self.envs.episodic:
+            played = 0 if after is None else int(max(after["episodes"])) + 1
             start = max(first, played - seed * STREAM)
             self.envs.reset(seed=seed, options={"start": start})
         else:
-            words = np.random.SeedSequence([seed, rank, played]).generate_state(1)
+            words = np.random.SeedSequence([seed, rank, update]).generate_state(1)
             self.envs.reset(seed=int(words[0]))
         self._since = [np.empty(0)] * self.envs.num_envs
         self._returns[:], self._lengths[:] = 0.0, 0
@@ -179,7 +184,7 @@ class Play:
         truncated = ring["truncated"][1:].astype(np.bool_)
         self._require_numbers(rewards, "a reward")
         if "state" in leaves:
-            self._require_numbers(leaves["state"][1:].numpy(), "a state")
+            self._require_numbers(leaves["state"].numpy(), "a state")
         # A failing env and one that was reset have made no step. A value is worth nothing where
         # it would come from a frame that could not be drawn.
         usable = (steps > 0) & (self._frames_valid | terminated)
@@ -221,15 +226,15 @@ class Play:
             "newest": {key: np.array(value) for key, value in newest.items()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Play the episodes up to where they were.
+    def load_state_dict(self, state: dict[str, Any], *, update: int) -> bool:
+        """Play the episodes up to where they were after this update.
 
         Returns:
             Whether every env is, to the bit, where it was. If not, all of them begin episodes that
             have not been played: envs without episode indices, or that do not repeat themselves.
         """
         if not self.envs.episodic or not self._replay(state):
-            self.begin(after=state)
+            self.begin(after=state, update=update)
             return False
         self._since = [np.asarray(one) for one in state["decisions"]]
         self._returns[:] = np.asarray(state["returns"])

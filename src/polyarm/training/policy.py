@@ -16,7 +16,7 @@ from polyarm.training.agent import Agent, AgentShape
 from polyarm.training.checkpoints import read_checkpoint
 from polyarm.training.lazy_torch import chosen_device, import_torch
 
-_SHAPING = ("arm_mode", "control", "robot_setup", "task_state")
+_SHAPING = ("arm_mode", "control", "gripper", "robot_setup", "goal", "task_state")
 """Options of suites that change what an action or a state means."""
 
 
@@ -85,6 +85,12 @@ def _leaves(agent: Agent, obs: Any) -> dict[str, NDArray[Any]]:
             f"this policy was trained on states of {sight.state_size} numbers, found"
             f" {leaves['state'].shape[1]}"
         )
+    for key, (height, width, _) in zip(sight.pictures, sight.shapes, strict=True):
+        if leaves[key].shape[1:3] != (height, width):
+            raise PolicyError(
+                f"this policy was trained on frames of {height} x {width} pixels, found"
+                f" {leaves[key].shape[1:3]}: give --image-size {height} {width}"
+            )
     return leaves
 
 

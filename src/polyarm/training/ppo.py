@@ -238,7 +238,7 @@ class Learner:
                 described = agent.decide(agent.inputs({key: ring[key][row] for key in ring}))
                 chosen.append(agent.sample(described, noise[row]))
                 play.step(agent.acts.to_env(chosen[-1].cpu().numpy()))
-        return play.end_rollout(ring), torch.stack(chosen).clone()
+        return play.end_rollout(ring), torch.stack(chosen)
 
     def _prepare(self, steps: Steps, chosen: Any) -> tuple[Samples, float]:
         """Samples of the usable decisions, and the share of variance that values explain."""

@@ -218,9 +218,9 @@ class _Run:
         own = ranks[group.rank.number] if group.rank.number < len(ranks) else None
         if own is not None and len(ranks) == group.rank.world:
             learner.generator.set_state(own["generator"])
-            exact = learner.play.load_state_dict(own["play"])
+            exact = learner.play.load_state_dict(own["play"], update=number)
         else:
             learner.reseed(number)
-            learner.play.begin(after=own and own["play"])
+            learner.play.begin(after=own and own["play"], update=number)
             exact = False
         return number, all(group.gather(exact))

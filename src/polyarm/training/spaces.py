@@ -29,13 +29,13 @@ class Sight:
     Attributes:
         state_size: Numbers of the state; 0 without one.
         pictures: Keys of the frames, each uint8 ``(H, W, C)``.
-        channels: C of each of them.
+        shapes: ``(H, W, C)`` of each of them.
         bare: Whether the observation is an array, not a dict of them.
     """
 
     state_size: int
     pictures: tuple[str, ...] = ()
-    channels: tuple[int, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
     bare: bool = False
 
     @classmethod
@@ -47,11 +47,11 @@ class Sight:
         """
         if isinstance(space, Box):
             if _is_picture(space):
-                return cls(0, (_PICTURE,), (space.shape[2],), bare=True)
+                return cls(0, (_PICTURE,), (space.shape,), bare=True)
             return cls(math.prod(space.shape), bare=True)
         boxes = space.spaces if isinstance(space, Dict) else {}
         pictures = {
-            key: box.shape[2]
+            key: box.shape
             for key, box in boxes.items()
             if key.startswith(_PICTURE) and isinstance(box, Box) and _is_picture(box)
         }
@@ -70,9 +70,8 @@ class Sight:
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Sight:
         """What `as_dict` gave."""
-        return cls(
-            saved["state_size"], tuple(saved["pictures"]), tuple(saved["channels"]), saved["bare"]
-        )
+        shapes = tuple(map(tuple, saved["shapes"]))
+        return cls(saved["state_size"], tuple(saved["pictures"]), shapes, saved["bare"])
 
     def leaves(self, obs: Any, leading: int = 1) -> Leaves:
         """The parts by name: ``"state"`` ``(…, n)`` and pictures ``(…, H, W, C)``.
@@ -155,8 +154,11 @@ class Acts:
     def _spans(self) -> tuple[Array, Array, Array, Array]:
         """Of the chosen numbers: middle and half width of their bounds, and the bounds."""
         assert isinstance(self.space, Box)
-        low, high = self.space.low.ravel()[self._free], self.space.high.ravel()[self._free]
-        bounded = np.isfinite(low) & np.isfinite(high)
+        low: Array = self.space.low.ravel()[self._free]
+        high: Array = self.space.high.ravel()[self._free]
+        # Some envs write the largest number of the type for "without bounds".
+        most = np.finfo(low.dtype).max / 4
+        bounded = (np.abs(low) < most) & (np.abs(high) < most)
         lowest, highest = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         middle, half = (lowest + highest) / 2, (highest - lowest) / 2
         return middle.astype(low.dtype), half.astype(low.dtype), low, high

@@ -112,6 +112,36 @@ def test_a_reward_or_state_that_is_no_number_stops_it(monkeypatch):
             rollout(envs)
 
 
+def test_a_first_observation_that_is_no_number_stops_it(monkeypatch):
+    from polyarm.testing.counting import CountingEnv
+
+    usual = CountingEnv.reset
+
+    def spoiled(self, **options):
+        obs, info = usual(self, **options)
+        return {**obs, "state": np.full_like(obs["state"], np.nan)}, info
+
+    monkeypatch.setattr(CountingEnv, "reset", spoiled)
+    with play("toy/count-10") as envs:
+        envs.begin()
+        with pytest.raises(PolicyError, match=r"env 0 \(toy/count-10\) gave a state that is no"):
+            rollout(envs)
+
+
+def test_envs_without_episode_indices_have_a_seed_for_every_time_they_go_on():
+    def first(**options):
+        with play("gym/Pendulum-v1") as envs:
+            envs.begin(**options)
+            return envs.state_dict()
+
+    seen = [first(), first()]
+    for update in (2, 4):  # the same number of episodes was played before both
+        seen.append(first(after=seen[0], update=update))
+    states = [one["newest"]["state"].tolist() for one in seen]
+    assert states[0] == states[1]
+    assert states[0] != states[2] != states[3] != states[0]
+
+
 def settings_of(**options):
     settings, poses = training_settings(TrainOptions(task="rlbench/open_drawer", **options))
     return settings.get("control"), poses

@@ -1,8 +1,10 @@
 """A training learns from what it plays, says what it did, and goes on exactly where it stopped."""
 
+import io
 import json
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from polyarm.training import load, ppo, run
 from polyarm.training.checkpoints import read_checkpoint, write_checkpoint
 from polyarm.training.logbook import read_metrics
 from polyarm.training.options import TrainOptions, scheduled
+from polyarm.training.policy import meaning_of
 from polyarm.training.run import Stop, train
 
 torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
@@ -194,6 +197,40 @@ def test_a_checkpoint_is_whole_or_as_it_was(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["checkpoint.pt"]
 
 
+class FullDisk(io.RawIOBase):
+    """A file that has no room for more than a header."""
+
+    room = 5000
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        raise AssertionError("nothing was written that could be synced")
+
+    def write(self, content):
+        self.room -= len(content)
+        if self.room < 0:
+            raise OSError(28, "No space left on device")
+        return len(content)
+
+
+def test_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
+    state = {"weights": torch.zeros(4000)}
+    monkeypatch.setattr("pathlib.Path.open", lambda self, mode: FullDisk())
+    with pytest.raises(StorageError, match=r"checkpoint.pt could not be.*No space left"):
+        write_checkpoint(tmp_path / "checkpoint.pt", state)
+
+
+def test_metrics_that_cannot_be_written_are_told_as_such(tmp_path):
+    def spoil(update):
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").mkdir()
+
+    with pytest.raises(StorageError, match=r"cannot be written to: .*metrics.jsonl"):
+        train(toy(out=str(tmp_path)), spoil)
+
+
 def test_gradients_that_are_no_numbers_stop_it_before_the_weights_are_spoiled(monkeypatch):
     usual, agents = ppo.losses, []
 
@@ -266,6 +303,28 @@ def test_a_policy_refuses_what_it_was_not_trained_on(tmp_path):
     told.check_spec(EnvSpec("rlbench", "reach_target", options={"control": "delta"}))
     with pytest.raises(PolicyError, match="give --suite-options control=delta"):
         told.check_spec(EnvSpec("rlbench", "reach_target", options={"control": "absolute"}))
+
+
+def test_a_policy_refuses_frames_of_another_size():
+    """Its networks would take them, and do something else."""
+    sizes = {"cameras": ("front",), "image_size": (8, 6)}
+    policy = train(toy(**sizes, train_updates=1)).policy
+    obs = {"state": np.zeros((1, 4), np.float32), "pixels/front": np.zeros((1, 8, 6, 3), np.uint8)}
+    assert policy.act(replace(batch(obs["state"]), obs=obs)).shape == (1, 1, 2)
+    obs["pixels/front"] = np.zeros((1, 6, 8, 3), np.uint8)
+    with pytest.raises(PolicyError, match=r"8 x 6 pixels, found .*give --image-size 8 6"):
+        policy.act(replace(batch(obs["state"]), obs=obs))
+
+
+def test_a_policy_knows_whether_it_saw_the_goal():
+    spec = EnvSpec("metaworld", "reach-v3", options={"goal": "hidden", "reward_version": "v2"})
+    assert meaning_of([spec]) == {"goal": "hidden"}
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_a_device_that_is_not_there_is_refused(device):
+    with pytest.raises(InvalidCall, match=f"'{device}'"):
+        train(toy(device=device))
 
 
 def test_what_is_no_checkpoint_says_so(tmp_path):

@@ -42,6 +42,13 @@ def test_choices_are_counted_from_the_first():
     assert acts.to_env(np.array([[0], [2]])).tolist() == [[5], [7]]
 
 
+def test_without_bounds_numbers_are_what_they_are():
+    most = np.finfo(np.float32).max
+    low, high = np.array([-np.inf, -most, 0], "f"), np.array([np.inf, most, np.inf], "f")
+    acts = Acts.of(Box(low, high))
+    assert acts.to_env(np.array([7, -7, -7], "f")).tolist() == [7, -7, 0]
+
+
 @pytest.mark.parametrize(
     "space", [Box(0, 5, (2,), np.int64), gymnasium.spaces.MultiBinary(3), Dict(a=Discrete(2))]
 )
@@ -53,7 +60,7 @@ def test_other_actions_are_refused(space):
 def test_state_and_frames_are_seen_and_other_keys_are_not():
     state = Box(-1, 1, (2, 3), np.float64)
     sight = Sight.of(Dict({"state": state, "pixels/front": IMAGE, "goal": Box(0, 1, (1,))}))
-    assert (sight.state_size, sight.pictures, sight.channels) == (6, ("pixels/front",), (3,))
+    assert (sight.state_size, sight.pictures, sight.shapes) == (6, ("pixels/front",), ((6, 8, 3),))
     obs = {"state": np.zeros((4, 2, 3)), "pixels/front": np.zeros((4, 6, 8, 3)), "goal": None}
     leaves = sight.leaves(obs)
     assert leaves["state"].shape == (4, 6)

@@ -68,7 +68,8 @@ def test_each_update_is_a_line_and_the_last_ones_sum_up(capsys, here):
 
 def test_what_was_learnt_is_evaluated_by_the_line_it_ends_with(capsys):
     task = ["--task", "toy/count-10", "--train-updates", "2", "--eval-every", "2",
-            "--cameras", "front", "--image-size", "8", "8"]  # fmt: skip
+            "--cameras", "front", "--image-size", "8", "8",
+            "--epochs", "1", "--minibatches", "1"]  # fmt: skip
     code, out, _ = polyarm(*TRAIN, *task, "--eval-episodes", "3", capsys=capsys)
     assert code == 0
     assert "| held-out: success 100.0%, return 55.0" in out
