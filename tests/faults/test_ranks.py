@@ -58,14 +58,27 @@ def ranks_of(launcher: int, number: int) -> list[int]:
     return [found[rank] for rank in range(number)]
 
 
+def wait_for_two(out: Path, plan: Path, wait_until, step_s: float) -> None:
+    """Until both ranks have finished an episode; neither begins before the other is there."""
+    # A rank claims an episode before it builds envs, and these wait for the gate.
+    wait_until(lambda: len(list(out.glob(".claim.*"))) >= 2, 60, "a claim of each")
+    faults.plan(plan, step_s=step_s)
+    gate(plan).touch()
+    journals = ("episodes.jsonl", "episodes.rank1.jsonl")
+    wait_until(lambda: all(launching.journals(out).get(name) for name in journals), 60)
+
+
+def gate(plan: Path) -> Path:
+    return plan.with_name("gate")
+
+
 def test_neither_a_killed_rank_nor_a_killed_launcher_costs_or_leaves_anything(
     tmp_path, plan, expected, wait_until, running
 ):
     out = tmp_path / "out"
-    faults.plan(plan, step_s=0.03)
+    faults.plan(plan, gate=str(gate(plan)))
     with launching.torchrun(2, *words(out), folder=tmp_path) as launcher:
-        journals = ("episodes.jsonl", "episodes.rank1.jsonl")
-        wait_until(lambda: all(launching.journals(out).get(name) for name in journals), 60)
+        wait_for_two(out, plan, wait_until, step_s=0.06)
         family = faults.children(launcher.pid)
         os.kill(ranks_of(launcher.pid, 2)[1], signal.SIGKILL)
         code, _, _ = launcher.end()
@@ -91,10 +104,9 @@ def test_a_task_of_an_array_takes_over_from_one_that_is_killed(
     tmp_path, plan, expected, wait_until, running
 ):
     out = tmp_path / "out"
-    faults.plan(plan, step_s=0.05)
+    faults.plan(plan, gate=str(gate(plan)))
     with launching.side_by_side(launching.array(2), *words(out), folder=tmp_path) as tasks:
-        journals = ("episodes.jsonl", "episodes.rank1.jsonl")
-        wait_until(lambda: all(launching.journals(out).get(name) for name in journals), 60)
+        wait_for_two(out, plan, wait_until, step_s=0.06)
         family = faults.children(tasks[0].pid)
         tasks[0].kill()
         tasks[0].wait()

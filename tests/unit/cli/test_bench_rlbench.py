@@ -90,7 +90,8 @@ def test_train_takes_two_updates(capsys):
     out, err = polyarm(line, capsys)
     assert "envs_per_rank=[2]" in err
     first, second, done, evaluation = out.splitlines()
-    assert "--suite-options arm_mode=ik control=delta robot_setup=panda" in evaluation
+    meaning = "--suite-options arm_mode=ik control=delta gripper=discrete robot_setup=panda"
+    assert meaning in evaluation
     for part in ("update=1/2", "loss=", "grad_norm=", "env-steps/s"):
         assert part in first
     assert "update=2/2" in second

@@ -159,13 +159,13 @@ def test_an_env_that_cannot_be_built_is_one_message(capsys):
 
 
 def test_ctrl_c_shows_what_was_measured(capsys, monkeypatch):
-    def interrupted_run(plan, progress):
+    def interrupted_run(plan, progress, start):
         def interrupt_at_ten(now):
             progress(now)
             if now.call == 10:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        return run_plan(plan, interrupt_at_ten)
+        return run_plan(plan, interrupt_at_ten, start)
 
     monkeypatch.setattr("polyarm.cli.bench.run_plan", interrupted_run)
     arguments = ["bench", "--task", "toy/count-3", "--num-envs", "2", "--max-steps", "100000000"]
