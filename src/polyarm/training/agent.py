@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from polyarm.training.lazy_torch import import_torch
 from polyarm.training.moments import RunningMoments
 from polyarm.training.spaces import Acts, Leaves, Sight
+from polyarm.vector.tensors import import_torch
 
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
 _FARTHEST = 10.0

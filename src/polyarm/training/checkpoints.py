@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from polyarm.errors import PolicyError, RunConflict, StorageError
-from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions
+from polyarm.vector.tensors import import_torch
 
 NAME = "checkpoint.pt"
 _FORMAT = 2

@@ -8,10 +8,10 @@ from polyarm.distributed.ranks import Share
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
-from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import HELD_OUT_SEED, TrainOptions
 from polyarm.training.play import training_settings
 from polyarm.training.policy import TrainedPolicy
+from polyarm.vector.tensors import import_torch
 
 _TRAINING_ONLY = ("max_steps", "terminate_on_success")
 """Options that say when an episode ends; evaluations keep the suite's own rules."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyarm.distributed.torchrun import ProcessGroup
-from polyarm.training.lazy_torch import import_torch
+from polyarm.vector.tensors import import_torch
 
 _LEAST_VARIANCE = 1e-6
 

@@ -16,10 +16,10 @@ from polyarm.contracts import STREAM
 from polyarm.distributed.ranks import Share
 from polyarm.errors import InvalidCall, PolicyError
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
-from polyarm.training.lazy_torch import import_torch
 from polyarm.training.options import TrainOptions
 from polyarm.training.spaces import Acts, Leaves, Sight
 from polyarm.vector.make import make_vec
+from polyarm.vector.tensors import import_torch
 
 Array = NDArray[Any]
 

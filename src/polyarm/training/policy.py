@@ -14,7 +14,8 @@ from polyarm.errors import PolicyError
 from polyarm.policies.torch import weights_digest
 from polyarm.training.agent import Agent, AgentShape
 from polyarm.training.checkpoints import read_checkpoint
-from polyarm.training.lazy_torch import chosen_device, import_torch
+from polyarm.training.devices import chosen_device
+from polyarm.vector.tensors import import_torch
 
 _SHAPING = ("arm_mode", "control", "gripper", "robot_setup", "goal", "task_state")
 """Options of suites that change what an action or a state means."""

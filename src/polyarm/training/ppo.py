@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.errors import PolicyError
 from polyarm.training.agent import Agent, AgentShape
-from polyarm.training.lazy_torch import import_torch, threads
+from polyarm.training.devices import threads
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.play import Play, Steps
+from polyarm.vector.tensors import import_torch
 
 Array = NDArray[Any]
 

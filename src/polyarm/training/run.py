@@ -14,13 +14,14 @@ from polyarm.errors import PolicyError
 from polyarm.policies.torch import weights_digest
 from polyarm.rollout.options import seconds
 from polyarm.training.checkpoints import NAME, read_checkpoint, require_same, write_checkpoint
+from polyarm.training.devices import chosen_device, threads
 from polyarm.training.examination import Examination
-from polyarm.training.lazy_torch import chosen_device, import_torch, threads
 from polyarm.training.logbook import Logbook
 from polyarm.training.options import TrainOptions
 from polyarm.training.play import Play
 from polyarm.training.policy import TrainedPolicy, meaning_of
 from polyarm.training.ppo import Learner, Update
+from polyarm.vector.tensors import import_torch
 
 Show = Callable[[Update], None]
 

@@ -29,7 +29,7 @@ def import_torch() -> Any:
         import torch
     except ImportError as error:
         raise MissingExtra(
-            "to_torch needs PyTorch: pip install 'polyarm[torch]', or see pytorch.org"
+            "tensors need PyTorch: pip install 'polyarm[torch]', or see pytorch.org"
         ) from error
     return torch
 

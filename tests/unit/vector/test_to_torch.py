@@ -171,7 +171,7 @@ def test_a_gpu_that_is_not_there_is_named(make_any):
 
 def test_without_torch_the_extra_is_named(make_any, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r"needs PyTorch: pip install 'polyarm\[torch\]'"):
+    with pytest.raises(MissingExtra, match=r"need PyTorch: pip install 'polyarm\[torch\]'"):
         make_any(CountingEnv).to_torch("cpu")
 
 

@@ -1,4 +1,4 @@
-"""PyTorch, imported when something is trained."""
+"""How PyTorch is used when something is trained: where, and with how many threads."""
 
 from __future__ import annotations
 
@@ -8,22 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyarm.display.rank import local_rank
-from polyarm.errors import InvalidCall, MissingExtra
-
-
-def import_torch() -> Any:
-    """PyTorch.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtra(
-            "train needs PyTorch: pip install 'polyarm[torch]', or see pytorch.org"
-        ) from error
-    return torch
+from polyarm.errors import InvalidCall
+from polyarm.vector.tensors import import_torch
 
 
 def chosen_device(name: str) -> Any:
