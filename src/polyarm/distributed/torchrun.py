@@ -1,4 +1,4 @@
-"""The processes of a job talk to one another: what is summed up, averaged and agreed upon.
+"""The processes of a job talk to one another: what is summed up and agreed upon.
 
 A single process is a group too, of one, and needs no torch for it. Several use torch.distributed
 over the address that their launcher gives (``MASTER_ADDR``, ``MASTER_PORT``).
@@ -55,13 +55,6 @@ class ProcessGroup:
             for tensor in tensors:
                 _distributed().all_reduce(tensor)
 
-    def average(self, tensors: Iterable[Any]) -> None:
-        """Put the ranks' mean into each tensor."""
-        if self.rank.world > 1:
-            for tensor in tensors:
-                _distributed().all_reduce(tensor)
-                tensor.div_(self.rank.world)
-
 
 @contextmanager
 def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
@@ -72,7 +65,7 @@ def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
 
     Args:
         rank: This process's.
-        device: What the tensors that are averaged live on: NCCL carries those of CUDA.
+        device: What the tensors that are summed up live on: NCCL carries those of CUDA.
 
     Raises:
         MissingExtra: There are several ranks, and torch is not installed.
