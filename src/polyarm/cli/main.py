@@ -50,7 +50,7 @@ examples:
   polyarm bench --task metaworld/reach-v3 --num-envs 8 --cameras corner2
   polyarm bench --help          all options of the benchmark
   polyarm serve --policy my_policy:load@last.pt --task libero/libero_10    for openpi's clients
-  polyarm train --task rlbench/reach_target    from envs to gradients, to check the pipeline
+  polyarm train --task metaworld/reach-v3      PPO; the same command goes on where it was
   polyarm --version
 
 POLYARM_DEBUG=1 shows the traceback of an error."""
