@@ -104,6 +104,27 @@ def test_an_episode_is_meta_worlds_own_whatever_ran_before_it(task: str) -> None
     assert changed <= {"body_pos", "site_pos"}
 
 
+@pytest.mark.parametrize("task", sorted(CLASSES))
+def test_a_lean_step_has_the_bits_of_meta_worlds_own(task: str) -> None:
+    lean, own = (make(task, terminate_on_success=False, max_steps=150) for _ in range(2))
+    for env in (lean, own):
+        env.reset(options={"episode": 5})
+    wild = np.random.default_rng(1).uniform(-2, 2, (150, 4)).astype(np.float32)
+    for step, noise in enumerate(wild):
+        # The expert touches and moves things; what is out of range is clipped.
+        action = noise if step % 8 == 7 else lean.expert_action()
+        _, reward, _, truncated, info = lean.step(action)
+        obs, own_reward, _, own_truncated, own_info = own._sim.step(action)
+        assert same(lean._last_obs, obs)
+        assert same(lean._sim._prev_obs, own._sim._prev_obs)
+        assert (reward, truncated) == (own_reward, own_truncated)
+        assert same({**info, "is_success": None}, {**own_info, "is_success": None})
+        assert same(physics(lean._sim), physics(own._sim))
+    assert truncated
+    with pytest.raises(ValueError, match="reset"):
+        lean.step(wild[0])
+
+
 @pytest.mark.parametrize("task", ["push-v3", "push-back-v3", "push-wall-v3", "box-close-v3"])
 def test_goals_that_hang_on_physics_or_are_drawn_again_are_meta_worlds_too(task: str) -> None:
     env = make(task)

@@ -28,6 +28,7 @@ from polyarm.suites.metaworld import (
     action_space,
     observation_space,
 )
+from polyarm.suites.metaworld_step import LeanStep
 from polyarm.suites.metaworld_tasks import INSTRUCTIONS
 from polyarm.suites.mujoco_env import MujocoEnv, Observation
 from polyarm.suites.mujoco_renderer import OffscreenRenderer
@@ -53,6 +54,7 @@ class MetaWorldEnv(MujocoEnv):
         self._terminate_on_success: bool = spec.options["terminate_on_success"]
         self._sim = _build(spec)
         self._snapshot = _Snapshot(self._sim)
+        self._lean_step = LeanStep(self._sim)
         self._has_succeeded = False
         self._last_obs: NDArray[np.float64] | None = None
         self._expert: Any = None
@@ -85,14 +87,13 @@ class MetaWorldEnv(MujocoEnv):
         """
         # Meta-World computes in the action's own precision, so it shapes the trajectory.
         action = np.asarray(action, dtype=np.float32)
-        obs, reward, _, truncated, raw_info = self._sim.step(action)
-        self._last_obs = obs
+        self._last_obs, reward, truncated, raw_info = self._lean_step(action)
         info: dict[str, Any] = {key: float(value) for key, value in raw_info.items()}
         succeeds = info["success"] > 0.0
         self._has_succeeded |= succeeds
         info["is_success"] = self._has_succeeded if self._sticky_success else succeeds
         terminated = succeeds and self._terminate_on_success
-        return self._observe(), float(reward), terminated, bool(truncated), info
+        return self._observe(), float(reward), terminated, truncated, info
 
     def expert_action(self) -> NDArray[np.float32]:
         """What Meta-World's scripted expert does now, float32 (4,); it always sees the goal."""
