@@ -15,12 +15,14 @@ import pytest
 import polyarm
 from polyarm.testing import (
     CountingEnv,
+    CrashingEnv,
     HangingEnv,
     LeakingEnv,
     SegfaultingEnv,
     SlowEnv,
 )
 from polyarm.vector.board import Phase
+from polyarm.vector.workerstate import Stage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -193,6 +195,22 @@ def test_any_signal_can_end_a_worker_even_one_without_a_name(probe, number):
         envs.step(look.actions())
         _, rewards, *_ = envs.step(look.actions())
         assert rewards[0] == 1
+
+
+def test_a_failed_worker_is_replaced_while_its_neighbours_are_still_in_their_step(probe):
+    """Answers of a lockstep step are entered together, but a failure is dealt with at once."""
+    tasks = [lambda: CrashingEnv(at=2, length=10), lambda: SlowEnv(step_s=0.7, length=10)]
+    with polyarm.make_vec(tasks, num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.step(look.actions())
+        failing = look.engine._owner[0]
+        before = failing.generation
+        *_, info = envs.step(look.actions())
+        assert info["error"][0].kind == "exception"
+        assert info["steps"].tolist() == [0, 1]
+        assert failing.generation == before + 1
+        assert failing.stage is Stage.READY
 
 
 def test_a_stopped_worker_is_killed_and_replaced(probe):

@@ -65,3 +65,48 @@ def test_an_env_interrupted_at_random_moments_can_always_be_received_and_reset(
             assert rounds > 3
     finally:
         signal.signal(signal.SIGUSR1, old)
+
+
+def interrupt_the_next_wait(look):
+    """As a handler does that raises while answers are waited for."""
+    engine = look.engine
+
+    def interrupted(*_, **__):
+        del engine._serve
+        raise KeyboardInterrupt
+
+    engine._serve = interrupted
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_switch_shifts_no_answer_and_repeats_no_episode(probe, workers):
+    with polyarm.make_vec("toy/count-10", num_envs=2, num_workers=workers) as envs:
+        look = probe(envs)
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(look.actions())
+        interrupt_the_next_wait(look)
+        with pytest.raises(KeyboardInterrupt):
+            envs.switch_task([0], "toy/count-50")
+        rewards = [envs.step(look.actions())[1].tolist() for _ in range(3)]
+        assert rewards == [[0, 4], [1, 5], [2, 6]]
+        assert envs.episodes.tolist() == [2, 1]
+        assert envs.tasks == ("toy/count-50", "toy/count-10")
+        assert envs.reset()[0]["state"][:, 0].tolist() == [4, 3]
+
+
+def test_an_env_lost_in_an_interrupted_call_is_reported_by_its_next_step(probe):
+    with polyarm.make_vec("toy/count-10", num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset(seed=0)
+        envs.step(look.actions())
+        os.kill(look.pid(0), signal.SIGSTOP)
+        interrupt_the_next_wait(look)
+        with pytest.raises(KeyboardInterrupt):
+            envs.get_attr("length")
+        os.kill(look.pid(0), signal.SIGKILL)
+        *_, info = envs.step(look.actions())
+        assert info["error"][0].kind == "died"
+        assert info["steps"].tolist() == [0, 1]
+        obs, *_ = envs.step(look.actions())
+        assert obs["state"][:, 0].tolist() == envs.episodes.tolist() == [2, 1]

@@ -11,7 +11,7 @@ import pytest
 import polyarm
 
 TASK = "metaworld/drawer-open-v3"
-NUM_ENVS = 4
+NUM_ENVS = 8
 STEPS = 48
 
 
@@ -43,7 +43,7 @@ def reference():
 @pytest.mark.parametrize("chunk", [1, 8])
 @pytest.mark.parametrize(
     ("num_workers", "start"),
-    [(0, "auto"), (1, "built"), (2, "built"), (4, "built"), (4, "imports"), (2, "fresh")],
+    [(0, "auto"), (1, "built"), (2, "built"), (8, "built"), (8, "imports"), (2, "fresh")],
 )
 def test_trajectories_do_not_depend_on_workers_chunks_or_start(
     reference, num_workers, start, chunk

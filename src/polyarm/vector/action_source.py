@@ -36,4 +36,7 @@ def action_reader(
 
         return read_nested
     (values,) = actions.values()
-    return lambda chunk: list(values[:chunk].copy())
+    if values.ndim == 1:
+        return lambda chunk: list(values[:chunk].copy())
+    first = values[0]
+    return lambda chunk: list(values[:chunk].copy()) if chunk > 1 else [first.copy()]

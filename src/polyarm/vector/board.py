@@ -12,6 +12,7 @@ Column numbers are plain ints in plain classes: an enum's would cost 100 ns at e
 from __future__ import annotations
 
 import enum
+import struct
 from typing import Any
 
 import numpy as np
@@ -91,14 +92,18 @@ Entries of the table never change, so a worker that is woken early can't read ha
 class Result:
     """Columns of a slot's result, written by its worker. Times are in nanoseconds."""
 
-    SEQUENCE = 0
-    FAILED = 1
-    LETTER = 2
+    LETTER = 0
+    SEQUENCE = 1
+    FAILED = 2
     TOTAL_NS = 3
     SIM_NS = 4
     FRAMES_NS = 5
     OBS_NS = 6
     TOGGLE_NS = 7
+
+
+REPORT = struct.Struct("=7q")
+"""A result but for its letter, from SEQUENCE on: one call is cheaper than seven stores."""
 
 
 class Doing:

@@ -7,7 +7,8 @@ call are waited for and dropped before the next command goes out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,12 @@ from polyarm.vector.envcalls import CallMode
 from polyarm.vector.episodes import Episodes
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
+from polyarm.vector.worker import SlotPlan
 
 Slots = NDArray[np.intp]
+
+_ROW = int(Command.ROW)
+_FAILURE = itemgetter(1)
 
 
 class Commands:
@@ -42,24 +47,26 @@ class Commands:
         self._written: tuple[int, int, int, int] | None = None
         self.underway: tuple[Slots, int | None] | None = None
         """A step or reset that has been published and not been entered in the books."""
-        self.calling = False
-        """Whether calls or switches have been published whose answers have not been taken."""
+        self.calling: set[int] = set()
+        """Slots of calls or switches that have been published and whose answers are not taken."""
 
     def write(self, slots: Slots | None, op: Op, rows: Slots | int, chunk: int) -> None:
         """Fill in the commands of some slots, or of all; nothing is published yet."""
         commands = self._engine.board.commands
         index: Slots | slice = slice(None) if slots is None else slots
-        commands[index, Command.ROW] = rows
+        commands[index, _ROW] = rows
         self._ledger.commanded(slots, reset=op is Op.RESET)
         # A lockstep step differs from the one before in its row alone, until an episode ends.
         state = (op, chunk, self._ring.epoch, self._episodes.version)
         if slots is None and state == self._written:
             return
-        self._written = state if slots is None else None
+        self._written = None
         commands[index, Command.OP] = op
         commands[index, Command.CHUNK] = chunk
         commands[index, Command.LETTER] = 0
         self._episodes.write(self._engine.board, index, self._ring.epoch << EPOCH_SHIFT)
+        if slots is None:  # only now: a handler that raised in between has left something unwritten
+            self._written = state
 
     def write_letters(self, slots: Slots, letters: Sequence[Any]) -> None:
         """Put a letter beside the command of each slot."""
@@ -72,8 +79,9 @@ class Commands:
         """Publish what was written and wait for all slots; returns what failed."""
         self.underway = (slots, chunk)
         self._publish(slots, op)
-        self._engine.wait(len(slots), None)
-        return {slot: failure for slot, failure in self._engine.done if failure is not None}
+        engine = self._engine
+        engine.wait(len(slots), None, together=True)
+        return dict(filter(_FAILURE, engine.done))  # type: ignore[arg-type]
 
     def delivered(self) -> None:
         """The answers of `run` have been entered in the books."""
@@ -95,34 +103,51 @@ class Commands:
         Raises:
             EnvCallError: With the first env's traceback.
         """
-        engine, everybody = self._engine, self._ledger.all
+        engine, everybody = self._engine, self._ledger.everybody
+        self._written = None
         engine.board.commands[:, Command.OP] = Op.CALL
-        self.write_letters(everybody, [(mode, name, args, kwargs) for args in each])
-        self.calling = True
-        engine.dispatch(everybody.tolist(), Op.CALL)
-        failures = []
-        for slot, failure in self.take(len(everybody)):
-            if failure is not None:
-                failures.append(failure)
-                if failure.kind != "exception":
-                    engine.lost[slot] = failure
+        self.write_letters(self._ledger.all, [(mode, name, args, kwargs) for args in each])
+        self.calling = set(everybody)
+        engine.dispatch(everybody, Op.CALL)
+        failures = self._lost_among(self._take(self.calling))
         if failures:
             raise EnvCallError(f"{name}: {failures[0]}")
-        return tuple(engine.letter(slot)["value"] for slot in everybody.tolist())
+        return tuple(engine.letter(slot)["value"] for slot in everybody)
 
-    def take(self, number: int) -> list[Done]:
-        """Wait for answers to calls or switches, and take them."""
-        self.calling = True
-        self._engine.wait(number, None)
-        done = list(self._engine.done)
-        self._engine.done.clear()
-        self.calling = False
-        return done
+    def switch(self, plans: Mapping[int, SlotPlan]) -> list[Done]:
+        """Have slots hold other envs, and wait until they do."""
+        self.calling = set(plans)
+        for slot, plan in plans.items():
+            self.begin_switch(slot, plan)
+        return self._take(self.calling)
+
+    def begin_switch(self, slot: int, plan: SlotPlan) -> None:
+        """Have a slot hold another env; it answers like a command."""
+        self._written = None
+        self._engine.switch(slot, plan)
+
+    def _take(self, slots: set[int]) -> list[Done]:
+        """Wait for answers of these slots to calls or switches, and take them, not others'."""
+        engine, missing = self._engine, slots
+        while missing:  # the last wait has nobody to wait for, and says if the engine has ended
+            missing = slots.difference(slot for slot, _ in engine.done)
+            engine.wait(len(engine.done) + len(missing), None)
+        answers = [answer for answer in engine.done if answer[0] in slots]
+        engine.done[:] = [answer for answer in engine.done if answer[0] not in slots]
+        self.calling = set()
+        return answers
+
+    def _lost_among(self, answers: Sequence[Done]) -> list[SlotError]:
+        """What failed; envs that died are lost, and their slots' next steps say so."""
+        failures = [failure for _, failure in answers if failure is not None]
+        dead = {failure.slot: failure for failure in failures if failure.kind != "exception"}
+        self._engine.lost.update(dead)
+        return failures
 
     def recover(self) -> None:
         """Put things in order after an exception has cut a call short."""
         if self.calling:
-            self.take(len(self._engine.owing()))
+            self._lost_among(self._take(self.calling & self._engine.owing()))
         if self.underway is None:
             return
         slots, chunk = self.underway
@@ -150,7 +175,7 @@ class Commands:
 
     def _publish(self, slots: Slots, op: Op) -> None:
         """Dispatch commands; slots that lost their env while idle answer at once."""
-        sent = slots.tolist()
+        sent = list(self._ledger.everybody) if slots is self._ledger.all else slots.tolist()
         if self._engine.lost and op is not Op.RESET:
             for slot in slots.tolist():
                 if (failure := self._engine.lost.pop(slot, None)) is not None:

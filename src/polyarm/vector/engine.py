@@ -40,8 +40,13 @@ class Engine(Protocol):
         """Publish the commands of these slots, all of them idle."""
         ...
 
-    def wait(self, min_slots: int, timeout_s: float | None) -> None:
+    def wait(self, min_slots: int, timeout_s: float | None, *, together: bool = False) -> None:
         """Wait until ``done`` holds at least ``min_slots`` answers, or time is up.
+
+        Args:
+            min_slots: How many to wait for.
+            timeout_s: How long to wait for them, or None.
+            together: Whether answers may be entered when the last has come, in any order.
 
         Raises:
             WorkerDied: When a slot has failed more often than allowed.

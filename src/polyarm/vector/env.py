@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Slots = NDArray[np.intp]
 Step = tuple[Any, Array, Array, Array, dict[str, Any]]
 
+_ALL = slice(None)
 _CLOSE_S = 3.0
 _MODES = {
     "next_step": AutoresetMode.NEXT_STEP,
@@ -253,19 +254,21 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _lockstep(self, arrays: list[Array], chunk: int | None) -> Step:
         ledger, ring, commands = self._ledger, self._ring, self._commands
+        length = chunk or 1
         ledger.require_steppable(ledger.all)
         if self._engine.lost:
             commands.forget_losses(ledger.all, ended=True)
-        ring.reserve(chunk or 1)
-        ring.write_actions(slice(None), arrays, chunk or 1)
+        if length > ring.chunk.capacity:
+            ring.reserve(length)
+        ring.write_actions(_ALL, arrays, length)
         row = ring.advance_all()
         ring.use_chunk(None)
         if self._options.check_lifetimes:
-            ring.poison(slice(None), row)
-        commands.write(None, Op.STEP, row, chunk or 1)
+            ring.poison(_ALL, row)
+        commands.write(None, Op.STEP, row, length)
         failures = commands.run(ledger.all, Op.STEP, chunk)
         for slot in failures:
-            ledger.fail(slot, chunk or 1)
+            ledger.fail(slot, length)
         rewards, terminated, truncated, info = self._collect(None, row, chunk, failures)
         commands.delivered()
         return self._own(ring.observe_all(row, chunk)), rewards, terminated, truncated, info
@@ -482,8 +485,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._require_open()
         chosen = self._ledger.idle(slots, "switch_task")
         before = {slot: self._plans[slot] for slot in chosen.tolist()}
-        problems = self._switches.run({slot: self._planner(slot, task) for slot in before})
+        after = {slot: self._planner(slot, task) for slot in before}
         self._ledger.switched(chosen)
+        problems = self._switches.run(after)
         if problems:
             # Slots must go on to have envs that fit the batch: they get their old ones back.
             self._switches.run({slot: before[slot] for slot in problems})

@@ -164,7 +164,9 @@ class InfoReader:
     """Gathers the infos of many slots from the block, shaped as Gymnasium shapes them."""
 
     def __init__(self, schema: tuple[InfoKey, ...], views: Mapping[tuple[str, ...], Array]) -> None:
-        self._records = views[("infos",)]
+        self._records = records = views[("infos",)]
+        self._shape, self._type = records.shape, records.dtype
+        self._bytes = records.view(np.uint8)
         self._keys = [(key.name, f"_{key.name}", str(n)) for n, key in enumerate(schema)]
 
     def read(
@@ -177,7 +179,10 @@ class InfoReader:
         infos: dict[str, Any] = {}
         if not self._keys:
             return infos
-        batch = self._records.copy() if slots is None else self._records[slots]
+        if slots is None:  # copying bytes takes a tenth of the time of copying records
+            batch: Array = np.ndarray(self._shape, self._type, self._bytes.copy())
+        else:
+            batch = self._records[slots]
         present = batch["present"]
         if without:
             present[without] = False

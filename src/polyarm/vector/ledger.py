@@ -37,6 +37,7 @@ class Ledger:
         self._ring = ring
         self._episodes = episodes
         self.all: Slots = np.arange(num_envs, dtype=np.intp)
+        self.everybody = list(range(num_envs))
         self.pending: dict[int, int | None] = {}
         self.ended: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
         self._resetting: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
@@ -78,7 +79,7 @@ class Ledger:
     def commanded(self, slots: Slots | None, *, reset: bool) -> None:
         """Note a command: a step of an ended slot is a reset."""
         if reset or self._eventful:
-            index = self._index(slots)
+            index = slice(None) if slots is None else slots
             self._resetting[index] = True if reset else self.ended[index]
             self._eventful = True
 
@@ -95,15 +96,17 @@ class Ledger:
         Returns:
             Copies of the flags (terminated, truncated, frame_valid), ``(3, n)``, and of the steps.
         """
-        flags, steps = self._ring.flags(slots, rows)
-        self.last_row[self._index(slots)] = rows
+        ring = self._ring
+        flags, steps = ring.flags(slots, rows)
+        self._last_chunk = ring.slot_chunk
         if slots is None:
-            self._last_chunk = self._ring.slot_chunk
+            self.last_row[:] = rows
+            goes_on = ring.goes_on(int(rows))
         else:
-            self._last_chunk = list(self._ring.slot_chunk)
-        # Most steps neither end nor start an episode.
-        ended = np.count_nonzero(flags[:2])
-        if self._eventful or failures or ended or np.count_nonzero(steps) != len(steps):
+            self.last_row[slots] = rows
+            goes_on = not np.count_nonzero(flags[:2])
+        # Most steps neither end nor start an episode; whoever has made none was reset.
+        if self._eventful or failures or not goes_on or np.count_nonzero(steps) < len(steps):
             self._enter_events(self.all if slots is None else slots, flags, steps, failures)
         return flags, steps
 
@@ -130,10 +133,6 @@ class Ledger:
         self._resetting[slots] = False
         self._eventful = bool(self.ended.any() or self._resetting.any() or self._unbegun)
 
-    @staticmethod
-    def _index(slots: Slots | None) -> Slots | slice:
-        return slice(None) if slots is None else slots
-
     def switched(self, slots: Slots) -> None:
         """Note that these slots hold new envs, which must be reset."""
         self.ended[slots] = True
@@ -142,4 +141,4 @@ class Ledger:
     def rewound(self) -> None:
         """Note that every slot's observation was carried to row 0."""
         self.last_row[:] = 0
-        self._last_chunk = list(self._ring.slot_chunk)
+        self._last_chunk = self._ring.slot_chunk

@@ -47,7 +47,10 @@ class ObservationRows:
             for row in range(layout.rows)
         ]  # fmt: skip
         flat = all(len(leaf.path) == 1 for leaf in layout.observation)
-        self._keys = [leaf.path[0] for leaf in layout.observation] if flat else None
+        self._flat = [
+            [[(leaf.path[0], leaf, view) for leaf, view in targets] for targets in r]
+            for r in (self._targets if flat else [()] * layout.rows)
+        ]
         self._buffers = [
             [{leaf.path[0]: view for leaf, view in targets if len(leaf.path) == 1} for targets in r]
             for r in self._targets
@@ -68,15 +71,14 @@ class ObservationRows:
             frames: Where frames come from if the observation carries none; a missing one makes
                 the row's frames invalid and black, never stale.
         """
-        targets, keys = self._targets[row][place], self._keys
         self._valid[row, place] = True
-        if frames is None and keys is not None and type(obs) is dict and len(obs) >= len(keys):
-            for key, (leaf, view) in zip(keys, targets, strict=True):
+        if frames is None and type(obs) is dict and (flat := self._flat[row]):
+            for key, leaf, view in flat[place]:
                 if (value := obs.get(key)) is not view:
                     _copy(leaf, _value_at(obs, leaf) if value is None else value, view)
             return
         valid = True
-        for leaf, view in targets:
+        for leaf, view in self._targets[row][place]:
             if frames is None or not leaf.is_frame:
                 value = _value_at(obs, leaf)
             elif (value := frames.get(leaf.path[0])) is None:
@@ -112,7 +114,7 @@ def _value_at(obs: Any, leaf: Leaf) -> Any:
 
 def _copy(leaf: Leaf, value: Any, view: Array) -> None:
     array = value if type(value) is np.ndarray else np.asarray(value)
-    if array.shape == leaf.shape and array.dtype == leaf.dtype:
+    if array.shape == leaf.shape and (array.dtype is leaf.dtype or array.dtype == leaf.dtype):
         view[...] = array
         return
     if array.shape != leaf.shape:

@@ -7,7 +7,6 @@ row; `send` lets each slot advance on its own, and the next lockstep call brings
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -23,12 +22,19 @@ Slots = NDArray[np.intp]
 _POISON_BYTE = 0xDB
 
 
-@dataclass(eq=False)
 class Chunk:
-    """A chunk segment: actions, rewards and, if every step is delivered, observations."""
+    """A chunk segment: actions, rewards and, if every step is delivered, observations.
 
-    capacity: int
-    views: dict[Path, Array]
+    Args:
+        capacity: The longest chunk it holds.
+        views: Its arrays.
+    """
+
+    def __init__(self, capacity: int, views: dict[Path, Array]) -> None:
+        self.capacity = capacity
+        self.views = views
+        self.actions = [array for name, array in views.items() if name[0] == "action"]
+        self.rewards = list(views[("rewards",)])
 
 
 class Ring:
@@ -66,6 +72,8 @@ class Ring:
         self._shared_chunk: Chunk | None = self.chunk
         self._flags = list(self.rows[("flags",)])
         self._steps = list(self.rows[("steps",)])
+        self._ends = [memoryview(flags[:2].reshape(-1).view(np.uint8)) for flags in self._flags]
+        self._no_ends = bytes(2 * layout.num_envs)
         self._observed: list[dict[str, Array] | None] = [None] * layout.rows
         self._buffers = [np.zeros((0,), leaf.dtype) for leaf in layout.observation]
         self.before_overwrite: Callable[[Slots | int, Slots | slice | int], None] | None = None
@@ -102,13 +110,12 @@ class Ring:
 
     def write_actions(self, slots: Slots | slice, arrays: list[Array], chunk: int) -> None:
         """Put checked actions, ``(n, K, …)`` per leaf, where workers read them."""
-        for leaf, array in zip(self.layout.action, arrays, strict=True):
-            self.chunk.views[("action", *leaf.path)][slots, :chunk] = array
+        for view, array in zip(self.chunk.actions, arrays, strict=True):
+            view[slots, :chunk] = array
 
     def actions(self, slot: int, steps: int) -> Array:
         """A copy of the actions that a slot's last chunk began with."""
-        (leaf,) = self.layout.action
-        held: Array = self.slot_chunk[slot].views[("action", *leaf.path)]
+        (held,) = self.slot_chunk[slot].actions
         return held[slot, :steps].copy()
 
     def advance_all(self) -> int:
@@ -122,7 +129,7 @@ class Ring:
         if self.before_overwrite is not None:
             self.before_overwrite(row, slice(None))
         self.slot_row[:] = self._row = row
-        return self._row
+        return row
 
     def rewind(self) -> None:
         """Carry everybody's newest observation to row 0."""
@@ -157,8 +164,13 @@ class Ring:
             return
         for slot in slots:
             if self.slot_chunk[slot] is not self.chunk:
-                self.slot_chunk[slot] = self.chunk
-                self._shared_chunk = None
+                self._move(slot, self.chunk)
+
+    def _move(self, slot: int, to_chunk: Chunk) -> None:
+        """Note that a slot works in another segment; who remembers the old list may go on."""
+        self.slot_chunk = list(self.slot_chunk)
+        self.slot_chunk[slot] = to_chunk
+        self._shared_chunk = None
 
     def copy(self, slot: int, from_row: int, to_row: int, to_chunk: Chunk) -> None:
         """Carry a slot's observation, flags and rewards over to another row."""
@@ -175,8 +187,7 @@ class Ring:
             if name[0] != "action":
                 array[to_row, slot, :shared] = source.views[name][from_row, slot, :shared]
         if source is not to_chunk:
-            self.slot_chunk[slot] = to_chunk
-            self._shared_chunk = None
+            self._move(slot, to_chunk)
 
     def fail(self, slot: int, row: int, from_row: int, from_chunk: Chunk, chunk: int) -> None:
         """Fill a row for a slot whose env failed: its last complete observation, no reward."""
@@ -258,6 +269,10 @@ class Ring:
             return self._flags[int(rows)].copy(), self._steps[int(rows)].copy()
         return self.rows[("flags",)][rows, :, slots].T, self.rows[("steps",)][rows, slots]
 
+    def goes_on(self, row: int) -> bool:
+        """Whether no slot's episode has ended in a row that all slots have written."""
+        return bool(self._ends[row] == self._no_ends)
+
     def rewards(
         self,
         slots: Slots | None,
@@ -267,7 +282,7 @@ class Ring:
     ) -> Array:
         """Copies of rewards: ``(n,)``, or ``(n, K)`` for chunks."""
         if slots is None and self._shared_chunk is self.chunk:
-            rewards: Array = self.chunk.views[("rewards",)][int(rows)]
+            rewards: Array = self.chunk.rewards[int(rows)]
             return rewards[:, 0].copy() if chunk is None else rewards[:, :chunk].copy()
         return self._gather(("rewards",), slots, rows, chunk, lengths)
 

@@ -59,6 +59,7 @@ class SerialEngine:
         self._strikes = [0] * settings.num_envs
         self.done: list[Done] = []
         self._broken: set[int] = set()
+        self._sequence = 0
         self._fatal: WorkerError | None = None
         self.lost: dict[int, SlotError] = {}
         self.block = Block()
@@ -82,16 +83,17 @@ class SerialEngine:
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Run the commands of these slots, here and now."""
+        self._sequence += 1
         for slot in slots:
             try:
                 if slot in self._broken:
                     self._build(slot)
-                self._slots[slot].execute()
+                self._slots[slot].execute(self._sequence)
                 self.done.append((slot, None))
             except Exception as error:  # noqa: BLE001  reported like a worker's
                 self._failed(slot, op, error)
 
-    def wait(self, min_slots: int, timeout_s: float | None) -> None:
+    def wait(self, min_slots: int, timeout_s: float | None, *, together: bool = False) -> None:
         """Nothing is ever pending here: commands have run when `dispatch` returns."""
         self.require_alive()
 

@@ -2,7 +2,8 @@
 
 A completion is ``(worker, generation, sequence)``; the pipe keeps each one whole (16 bytes are
 below PIPE_BUF). Whoever reads drops what does not match the generation and the sequence it
-waits for, so a killed worker's last words can't be taken for its successor's.
+waits for, so a killed worker's last words can't be taken for its successor's. A generation with
+`ATTENTION` added says that somebody must look: an env was built, or has failed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import struct
 from collections import deque
 
 Completion = tuple[int, int, int]
+
+ATTENTION = 2**31
+"""Added to a completion's generation if there is more to know than that all went well."""
 
 _COMPLETION = struct.Struct("=IIQ")
 _BUFFER_NBYTES = 4096 * _COMPLETION.size
@@ -39,6 +43,12 @@ class Doorbell:
 def announce(fd: int, worker: int, generation: int, sequence: int) -> None:
     """Publish a worker's results to the trainer."""
     os.write(fd, _COMPLETION.pack(worker, generation, sequence))
+
+
+def without_attention(completion: Completion) -> Completion:
+    """The completion that is awaited, whether or not it asks for attention."""
+    worker, generation, sequence = completion
+    return worker, generation & ~ATTENTION, sequence
 
 
 class Completions:

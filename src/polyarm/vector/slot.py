@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic_ns
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from polyarm.vector.action_source import ExpertActions, action_reader
 from polyarm.vector.board import (
     EPISODIC,
     EPOCH_SHIFT,
+    REPORT,
     SEEDED,
     Board,
     Command,
@@ -107,6 +109,8 @@ class Slot:
         self._doing = shared.board.worker_at(worker)
         self._command = shared.board.command_at(index)
         self._result = shared.board.result_at(index)
+        at = self._words.itemsize * (self._result + Result.SEQUENCE)
+        self.report: Callable[..., None] = partial(REPORT.pack_into, self._words, at)
         self.attributes: dict[str, Any] = {}
         self._info_writer: InfoWriter | None = None
         self._named_drops: set[str] = set()
@@ -149,11 +153,15 @@ class Slot:
         phase = Phase(words[at + Doing.PHASE]).name.lower()
         return {"phase": phase, "step": words[at + Doing.STEP]}
 
-    def execute(self) -> None:
-        """Run the slot's current command; raises what the env raises."""
+    def execute(self, sequence: int) -> None:
+        """Run the slot's current command and report it; raises what the env raises.
+
+        Args:
+            sequence: The command's number.
+        """
         began = monotonic_ns()
-        words, command, result = self._words, self._command, self._result
-        words[result + Result.LETTER] = 0
+        words, command = self._words, self._command
+        words[self._result + Result.LETTER] = 0
         self._sim_ns = self._frames_ns = self._obs_ns = self._toggle_ns = 0
         op = words[command + Command.OP]
         if op == _CALL:
@@ -167,11 +175,13 @@ class Slot:
                 self._reset(row, chunk)
             else:
                 self._step(row, chunk, expert=op == _EXPERT)
-        words[result + Result.SIM_NS] = self._sim_ns
-        words[result + Result.FRAMES_NS] = self._frames_ns
-        words[result + Result.OBS_NS] = self._obs_ns
-        words[result + Result.TOGGLE_NS] = self._toggle_ns
-        words[result + Result.TOTAL_NS] = monotonic_ns() - began
+        spent = self._sim_ns, self._frames_ns, self._obs_ns, self._toggle_ns
+        self.report(sequence, False, monotonic_ns() - began, *spent)
+
+    def fail(self, sequence: int, letter: Mapping[str, Any]) -> None:
+        """Report that the command of this number failed, with a letter that says how."""
+        self.post(letter)
+        self.report(sequence, True, 0, 0, 0, 0, 0)
 
     def post(self, letter: Mapping[str, Any]) -> None:
         """Leave a letter for the trainer; it goes out with this command's completion."""
@@ -279,13 +289,12 @@ class Slot:
             framed = delivers and (every or executed == chunk - 1)
             if watch is not None:
                 framed = framed or watch.wants_next()
-            if switch is not None:
+            if switch is not None and switch.frames_enabled != framed:
                 self._set_frames(wanted=framed)
             if every:
                 self._bind_row(row, executed)
-            began = monotonic_ns()
             words[step_at] = executed
-            words[since_at] = began
+            words[since_at] = began = monotonic_ns()
             words[phase_at] = _STEPPING
             last = step(actions[executed])
             spent += monotonic_ns() - began

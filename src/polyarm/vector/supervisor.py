@@ -73,13 +73,18 @@ class Supervisor:
         self._strikes = [0] * settings.num_envs
         self._cpus = sorted(os.sched_getaffinity(0))
         self.starting = True
+        self.changes = 0
+        """Counts what changes whom a doorbell wakes, or who may be rung."""
+        self.rung_at = 0.0
+        """When all workers were last rung together."""
         self.fatal: WorkerError | None = None
         self.lost: dict[int, SlotError] = {}
 
     def launch(self, worker: WorkerState) -> None:
         """Ask for the worker's next generation; it may be rung at once."""
+        self.changes += 1
         worker.generation += 1
-        worker.sequence += 1
+        worker.sequences[worker.index] += 1
         worker.ready_sequence = worker.sequence
         worker.doorbell = Doorbell()
         worker.stage = Stage.STARTING
@@ -101,6 +106,7 @@ class Supervisor:
 
     def retire(self, worker: WorkerState, *, kill: bool = False) -> None:
         """Expect a worker to leave, or make it; its end is then no failure."""
+        self.changes += 1
         worker.stage, worker.leaving = Stage.ENDING, True
         worker.rung_at = time.monotonic()
         if kill:
@@ -217,6 +223,7 @@ class Supervisor:
         self._replace(worker)
 
     def _replace(self, worker: WorkerState) -> None:
+        self.changes += 1
         closing = worker.closing
         worker.forget_process()
         worker.stage = Stage.ENDING
@@ -230,7 +237,7 @@ class Supervisor:
         phase = int(doing[Doing.PHASE])
         since = int(doing[Doing.SINCE_NS]) / 1e9
         if phase == Phase.IDLE:
-            since = max(since, worker.rung_at)
+            since = max(since, worker.rung_at, self.rung_at)
             phase = Phase.BUILD if worker.stage is Stage.STARTING else Phase.STEP
         if now - since > self._options.limit_s(phase):
             worker.hung = not worker.leaving
@@ -243,6 +250,7 @@ class Supervisor:
             ResourceWarning,
             stacklevel=2,
         )
+        self.changes += 1
         worker.stage = Stage.LOST
         self.fatal = WorkerDied(
             f"worker {worker.index} (pid {worker.pid}, slots {list(worker.slots)},"

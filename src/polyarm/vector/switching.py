@@ -60,12 +60,10 @@ class Switches:
 
     def run(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
         """Have slots hold other envs; waits, and returns what is wrong with which."""
-        self._commands.calling = True
-        for slot, plan in plans.items():
-            self._engine.switch(slot, plan)
         problems = {}
-        for slot, failure in self._commands.take(len(plans)):
-            self._plans[slot] = plans[slot]
+        for slot, plan in plans.items():
+            self._plans[slot] = plan
+        for slot, failure in self._commands.switch(plans):
             problem = str(failure) if failure is not None else self._misfit(slot)
             if problem:
                 problems[slot] = problem
@@ -75,7 +73,7 @@ class Switches:
         """Have a slot hold another env, and call ``then`` when it does."""
         self._underway[slot] = then
         self._plans[slot] = plan
-        self._engine.switch(slot, plan)
+        self._commands.begin_switch(slot, plan)
 
     def settle(self) -> bool:
         """Act on slots whose new envs have come; a failed one is left among the answers.

@@ -29,10 +29,11 @@ from polyarm.errors import DisplayError
 from polyarm.vector import process
 from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
 from polyarm.vector.memory import Block, Mail
-from polyarm.vector.signals import announce
+from polyarm.vector.signals import ATTENTION, announce
 from polyarm.vector.slot import Shared, Slot, SlotSettings
 
 _CALL, _SWITCH, _CLOSE = int(Op.CALL), int(Op.SWITCH), int(Op.CLOSE)
+_SEQUENCE, _OP = int(Command.SEQUENCE), int(Command.OP)
 _IDLE = int(Phase.IDLE)
 
 REPLACE_ME = 3
@@ -181,10 +182,8 @@ class Worker:
         self._mail = mail
         self._slots = [Slot(slot.index, plan.worker, shared) for slot in plan.slots]
         self._phase_at = board.worker_at(plan.worker) + Doing.PHASE
-        self._places = [
-            (slot, board.command_at(slot.index), board.result_at(slot.index))
-            for slot in self._slots
-        ]
+        self._places = [(slot, board.command_at(slot.index)) for slot in self._slots]
+        self._sender = fds.completions, plan.worker
         self._sequence = plan.sequence
         self._broken: set[int] = set()
         self._screen: XServer | None = None
@@ -223,7 +222,7 @@ class Worker:
                 self._board.results[slot.index, Result.FAILED] = 1
                 break
         self._rest()
-        self._announce(self._sequence)
+        self._announce(self._sequence, attention=True)
         report(self._fds.built, self._plan.worker)
         return built
 
@@ -231,30 +230,30 @@ class Worker:
         """Run the commands of one wake-up; False when the worker is to end."""
         words = self._board.words
         failed: list[Slot] = []
-        for slot, command, result in self._places:
-            if words[command + Command.SEQUENCE] != sequence:
+        troubled = False
+        for slot, command in self._places:
+            if words[command + _SEQUENCE] != sequence:
                 continue
-            op = words[command + Command.OP]
+            op = words[command + _OP]
             if op == _CLOSE:
                 self._close_all()
                 self._announce(sequence)
                 return False
-            words[result + Result.SEQUENCE] = sequence
-            words[result + Result.FAILED] = 0
             try:
                 if op == _SWITCH:
                     self._switch(slot)
+                    slot.report(sequence, False, 0, 0, 0, 0, 0)
                 else:
                     if self._broken:
                         self._repair(slot)
-                    slot.execute()
+                    slot.execute(sequence)
             except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
-                slot.post({"error": {**describe_error(error), **slot.doing()}})
-                words[result + Result.FAILED] = 1
+                slot.fail(sequence, {"error": {**describe_error(error), **slot.doing()}})
+                troubled = True
                 if op != _CALL:
                     failed.append(slot)
         self._rest()  # before the announcement: whoever dies after it was in no call
-        self._announce(sequence)
+        self._announce(sequence, attention=troubled)
         if failed and len(self._slots) == 1:
             self._close(failed[0])
             sys.exit(REPLACE_ME)
@@ -264,8 +263,9 @@ class Worker:
             self._rest()
         return True
 
-    def _announce(self, sequence: int) -> None:
-        announce(self._fds.completions, self._plan.worker, self._plan.generation, sequence)
+    def _announce(self, sequence: int, *, attention: bool = False) -> None:
+        generation = self._plan.generation
+        announce(*self._sender, generation + ATTENTION if attention else generation, sequence)
 
     def _rebuild_quietly(self, slot: Slot) -> None:
         """Rebuild right away, so that the next command finds a ready env if it can be had."""

@@ -12,7 +12,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from polyarm.errors import SlotError, WorkerError
 from polyarm.vector import host
@@ -20,7 +23,8 @@ from polyarm.vector.board import Board, Command, Op, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.memory import Block, Mail
-from polyarm.vector.signals import Completion, Completions
+from polyarm.vector.roll import Roll
+from polyarm.vector.signals import Completion, Completions, without_attention
 from polyarm.vector.slot import SlotSettings
 from polyarm.vector.supervisor import Supervisor
 from polyarm.vector.worker import SlotPlan
@@ -50,12 +54,21 @@ class WorkerEngine:
     ) -> None:
         host.raise_descriptor_limit(2 * len(groups) + 256)
         self._plans = list(plans)
-        self._workers = [WorkerState(index, tuple(slots)) for index, slots in enumerate(groups)]
+        self._sequences = np.zeros(len(groups), np.int64)
+        self._workers = [
+            WorkerState(index, tuple(slots), self._sequences) for index, slots in enumerate(groups)
+        ]
         self._owner = [worker for worker in self._workers for _ in worker.slots]
+        self._owners = np.array([worker.index for worker in self._owner], np.intp)
         self._everybody = {worker: list(worker.slots) for worker in self._workers}
+        self._all_well: list[Done] = [(slot, None) for slot in range(settings.num_envs)]
         self.done: list[Done] = []
         self._awaited: dict[Completion, Sequence[int]] = {}
         self._inbox: deque[Completion] = deque()
+        self._roll = Roll()
+        self._rung: deque[None] = deque(maxlen=0)
+        self._batch: dict[Completion, Sequence[int]] | None = None
+        """What is awaited, if all workers were rung together and nothing has changed since."""
         smallest = min(options.step_timeout_s, options.reset_timeout_s, options.build_timeout_s)
         self._check_every_s = min(max(smallest / 8, 0.005), 0.5)
         self._checked_at = 0.0
@@ -65,6 +78,8 @@ class WorkerEngine:
         segment = board_segment(settings.num_envs, len(groups))
         buffer = self.block.map(self.block.append(segment.nbytes), segment.nbytes)
         self.board = Board(buffer, settings.num_envs, len(groups))
+        self._commanded = self.board.commands[:, Command.SEQUENCE]
+        self._finished = self.board.results[:, Result.SEQUENCE]
         self._commands_at = [self.board.command_at(slot) for slot in range(settings.num_envs)]
         self._results_at = [self.board.result_at(slot) for slot in range(settings.num_envs)]
         fds = (self.block.fd, self.mail.fd, self._completions.write_fd)
@@ -97,27 +112,29 @@ class WorkerEngine:
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Publish the commands of these slots, all of them idle."""
+        now = time.monotonic()
         if len(slots) == len(self._plans):
+            if self._ring_everybody(now):
+                return
             groups = self._everybody
         else:
             groups = {}
             for slot in slots:
                 groups.setdefault(self._owner[slot], []).append(slot)
-        now = time.monotonic()
         for worker, mine in groups.items():
             if worker.stage is Stage.READY or worker.stage is Stage.STARTING:
                 self._ring(worker, mine, now)
             else:
                 worker.deferred += mine
 
-    def wait(self, min_slots: int, timeout_s: float | None) -> None:
+    def wait(self, min_slots: int, timeout_s: float | None, *, together: bool = False) -> None:
         """Wait until ``done`` holds at least ``min_slots`` answers, or time is up."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        if timeout_s is not None:
+        if timeout_s is not None or self._inbox:
             self._take_completions()
         while len(self.done) < min_slots and self._supervisor.fatal is None:
             left = None if end is None else max(0.0, end - time.monotonic())
-            self._serve(left)
+            self._serve(left, together=together)
             if left == 0.0:
                 break
         self.require_alive()
@@ -132,7 +149,8 @@ class WorkerEngine:
         """Slots that have been commanded and whose answers have not been delivered."""
         waiting = {slot for slots in self._awaited.values() for slot in slots}
         deferred = {slot for worker in self._workers for slot in worker.deferred}
-        return waiting | deferred | {slot for slot, _ in self.done}
+        switching = {slot for worker in self._workers if worker.switching for slot in worker.slots}
+        return waiting | deferred | switching | {slot for slot, _ in self.done}
 
     def letter(self, slot: int) -> dict[str, Any]:
         """The letter that came with a slot's last answer; empty if none did."""
@@ -206,7 +224,9 @@ class WorkerEngine:
         if len(slots) == len(worker.slots):  # neighbours, and a slice is written 3 µs faster
             mine = slice(worker.slots[0], worker.slots[-1] + 1)
         words, commands, at = self.board.words, self.board.commands, self._commands_at
-        worker.sequence = sequence = worker.sequence + 1
+        sequence = worker.sequence + 1
+        self._batch = None
+        self._sequences[worker.index] = sequence
         self._awaited[worker.index, worker.generation, sequence] = slots
         worker.rung_at = now
         if alone:
@@ -215,19 +235,67 @@ class WorkerEngine:
             commands[mine, _SEQUENCE] = sequence
         os.eventfd_write(fd, 1)
 
-    def _serve(self, timeout_s: float | None) -> None:
+    def _ring_everybody(self, now: float) -> bool:
+        """Wake all workers for all slots with one call; False if they must be rung one by one.
+
+        As in `_ring`, no handler runs between the first store and the last ring.
+        """
+        roll, changes = self._roll, self._supervisor.changes
+        if self._awaited:
+            return False
+        if roll.changes != changes:
+            roll = self._roll = Roll.call(self._workers, changes)
+        if not roll.doorbells:
+            return False
+        numbers = self._sequences + 1
+        commands = numbers if len(numbers) == len(self._owners) else numbers[self._owners]
+        answers, rings = roll.answers(numbers.tolist()), roll.rings(os.eventfd_write)
+        ring = self._rung.extend
+        self._supervisor.rung_at = now
+        self._sequences[:] = numbers
+        self._commanded[:] = commands
+        self._awaited = self._batch = answers
+        ring(rings)
+        return True
+
+    def _serve(self, timeout_s: float | None, *, together: bool = False) -> None:
         """One poll: completions, events of the fork server, deadlines."""
         wait_s = self._check_every_s if timeout_s is None else min(timeout_s, self._check_every_s)
         for fd, _ in self._poll.poll(wait_s * 1000):
-            if fd == self._completions.read_fd:
-                self._take_completions()
-            else:
+            if fd != self._completions.read_fd:
                 self._supervisor.receive()
+            elif together:
+                self._take_together()
+            else:
+                self._take_completions()
         self._supervisor.handle_events(self._take_completions)
         now = time.monotonic()
         if now - self._checked_at >= self._check_every_s:
             self._checked_at = now
+            if self._inbox:
+                self._take_completions()  # whoever has answered is not overdue
             self._supervisor.check_deadlines(now, self._busy())
+
+    def _take_together(self) -> None:
+        """Enter the answers of all workers at once when the last has arrived, if all went well.
+
+        Until then they stay in the inbox. An answer that needs attention ends the waiting.
+        """
+        inbox, batch = self._inbox, self._batch
+        if batch is None:
+            self._take_completions()
+            return
+        known = len(inbox)
+        self._completions.take(inbox)
+        if len(inbox) < len(batch) and batch.keys() >= set(islice(inbox, known, None)):
+            return
+        in_step = np.count_nonzero(self._finished == self._commanded) == len(self._finished)
+        if batch.keys() != set(inbox) or not in_step:
+            self._take_completions()
+            return
+        self.done += self._all_well
+        self._awaited, self._batch = {}, None
+        inbox.clear()
 
     def _take_completions(self) -> None:
         """Enter the answers that have arrived.
@@ -238,8 +306,10 @@ class WorkerEngine:
         words, results_at, inbox = self.board.words, self._results_at, self._inbox
         awaited = self._awaited
         self._completions.take(inbox)
+        if inbox:
+            self._batch = None
         while inbox:
-            announcement = inbox[0]
+            announcement = without_attention(inbox[0])
             # What is not awaited was dealt with, or comes from a worker that has been replaced.
             slots = awaited.get(announcement)
             if slots is not None:
@@ -287,6 +357,7 @@ class WorkerEngine:
 
     def _launched(self, worker: WorkerState) -> None:
         """A new generation exists: await its build, and ring what had to wait."""
+        self._batch = None
         self._awaited[worker.index, worker.generation, worker.ready_sequence] = ()
         if worker.deferred:
             slots, worker.deferred = worker.deferred, []
@@ -294,6 +365,7 @@ class WorkerEngine:
 
     def _take_owed(self, worker: WorkerState) -> list[int]:
         """Slots that wait for this worker's answer; they wait no longer."""
+        self._batch = None
         mine = [key for key in self._awaited if key[0] == worker.index]
         return [slot for key in mine for slot in self._awaited.pop(key)]
 

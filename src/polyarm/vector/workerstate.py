@@ -9,6 +9,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from polyarm.contracts import ForkMode
 from polyarm.display import XServerMode
 from polyarm.vector.board import Phase
@@ -65,13 +68,16 @@ class Stage(enum.Enum):
 
 @dataclass(eq=False)
 class WorkerState:
-    """One worker as the trainer sees it; outlives the processes that fill it."""
+    """One worker as the trainer sees it; outlives the processes that fill it.
+
+    ``sequences`` has the number of every worker's last command, by index; all share the array.
+    """
 
     index: int
     slots: tuple[int, ...]
+    sequences: NDArray[np.int64]
     stage: Stage = Stage.ENDING
     generation: int = 0
-    sequence: int = 0
     ready_sequence: int = 0
     doorbell: Doorbell | None = None
     pid: int = 0
@@ -84,6 +90,11 @@ class WorkerState:
     hung: bool = False
     kill_at: float | None = None
     give_up_at: float | None = None
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last command."""
+        return int(self.sequences[self.index])
 
     def forget_process(self) -> None:
         """Close what belonged to the process that ended."""

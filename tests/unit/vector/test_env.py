@@ -683,6 +683,59 @@ def test_a_switched_slot_is_reset_by_its_next_step(make):
     assert info["steps"].tolist() == [1, 1, 0, 1]
 
 
+def test_a_slot_that_switches_in_mid_run_plays_its_new_task(make_everywhere):
+    env = make_everywhere("toy/count-10")
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step(NOTHING)  # commands differ in their row alone by now
+    env.switch_task([0, 3], "toy/count-50")
+    rewards = [env.step(NOTHING)[1].tolist() for _ in range(3)]
+    assert rewards == [[0, 5, 5, 0], [1, 6, 6, 1], [2, 7, 7, 2]]
+
+
+def test_a_slot_may_switch_while_others_are_pending(make_any):
+    env = make_any("toy/count-10", num_workers=2)
+    env.reset(seed=0)
+    env.send(NOTHING[:2], [1, 3])
+    env.switch_task([0], "toy/count-50")
+    ready = env.recv(2)
+    assert sorted(ready.slots.tolist()) == [1, 3]
+    assert ready.rewards.tolist() == [1, 1]
+    assert env.step(NOTHING)[1].tolist() == [0, 2, 1, 2]
+
+
+def test_a_reset_that_is_cut_short_before_it_is_sent_is_made_up_for(make, monkeypatch):
+    env = make("toy/count-3")
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step(NOTHING)
+
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(env._episodes, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(NOTHING)
+    for _ in range(4):
+        obs, *_, info = env.step(NOTHING)
+    assert info["steps"].tolist() == [0] * 4
+    assert obs["state"][:, 0].tolist() == env.episodes.tolist()
+
+
+def test_a_failure_in_a_longer_chunk_delivers_the_last_complete_observation(make_any):
+    tasks = [partial(CrashingEnv, at=2, length=10), partial(CountingEnv, length=10)]
+    for num_workers in (0, 2):
+        env = make_any(tasks, num_envs=2, num_workers=num_workers, frames="every")
+        env.reset(seed=5)
+        obs, *_ = env.step(NOTHING[:2])
+        last = obs["state"][0].tolist()
+        env.send(np.zeros((1, 3, 2), np.float32), [0])
+        ready = env.recv(1)
+        assert ready.info["error"][0].kind == "exception"
+        assert ready.obs["state"][0, 0].tolist() == last
+
+
 def test_a_slot_cannot_switch_to_a_task_with_other_spaces(make_everywhere):
     env = make_everywhere(CountingEnv, max_restarts=0)
     env.reset(seed=0)

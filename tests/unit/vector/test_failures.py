@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from polyarm.contracts import EnvSpec
@@ -35,7 +36,7 @@ def test_a_hung_worker_is_reported_with_the_phase_and_limit_it_was_judged_by(
 ):
     board = Board(bytearray(board_segment(1, 1).nbytes + 8), 1, 1)
     board.workers[0, Doing.PHASE] = published
-    worker = WorkerState(0, (0,), stage=stage, hung=True)
+    worker = WorkerState(0, (0,), np.zeros(1, np.int64), stage=stage, hung=True)
     event = {"pid": 7, "status": -9, "reason": "", "stderr": ""}
     plans = [SlotPlan(0, "module:Suite", EnvSpec("toy", "count-3"))]
     error = from_death(worker, event, board, plans, OPTIONS)[0]

@@ -43,6 +43,14 @@ def test_all_slots_of_a_worker_may_be_sent_in_any_order(make_any):
     assert env.get_attr("step_number") == (0, 1, 1, 1)
 
 
+def test_slots_come_in_the_order_they_became_ready_even_if_all_are_waited_for(make_any):
+    env = make_any([partial(SlowEnv, step_s=s) for s in (0.5, 0)], num_envs=2, num_workers=2)
+    env.reset(seed=0)
+    env.step(ALL[:2])
+    env.send(ALL[:2])
+    assert env.recv(2).slots.tolist() == [1, 0]
+
+
 def test_the_first_ready_is_the_first_served(make_any):
     env = make_any([partial(SlowEnv, step_s=s, length=100) for s in (2, 0, 0, 0)], num_workers=4)
     env.reset(seed=0)
