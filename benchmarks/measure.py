@@ -72,6 +72,8 @@ def print_json(figures: Mapping[str, Any]) -> None:
 def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

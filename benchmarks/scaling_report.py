@@ -45,9 +45,14 @@ def physical_cores() -> int:
 
 def headline(results: measure.Rounds, figures: dict[str, Any]) -> None:
     """The figures proper: one worker per core against one bare loop per core."""
-    limit, *ours = results
-    found = {f"efficiency_{key.split('_')[0]}": measure.ratio(results, key, limit) for key in ours}
+    theirs, own, *ours = results
+    found: dict[str, float] = {}
+    for key in ours:
+        figure = f"efficiency_{key.split('_')[0]}"
+        found[figure] = measure.ratio(results, key, theirs)
+        found[f"{figure}_own_env"] = measure.ratio(results, key, own)
     figures |= found
+    figures["headline_env_steps_per_s"] = measure.medians(results)
     rows = [(key, f"{rate:,.0f} /s") for key, rate in measure.medians(results).items()]
     rows += [(key, f"{value:.3f}") for key, value in found.items()]
     measure.print_table(f"state, chunks of 8, {cores()} cores: env-steps/s", rows)
