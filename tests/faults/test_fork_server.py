@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 import polyarm
-from polyarm.errors import ForkServerDied
+from polyarm.errors import ForkServerDied, WorkerDied
 from polyarm.testing import CountingEnv, CrashingEnv, ForkingEnv, HangingEnv, SegfaultingEnv
+from polyarm.vector import host
 from polyarm.vector.board import Phase
+from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.signals import announce
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -62,6 +64,23 @@ def test_a_stopped_fork_server_does_not_hold_up_close(probe, monkeypatch):
         envs.close()
     assert time.monotonic() - began < 20
     look.wait_until(lambda: not any(look.running(pid) for pid in pids))
+
+
+def test_a_fork_server_that_starts_nobody_is_an_error_and_no_wait_without_end(monkeypatch):
+    monkeypatch.setattr("polyarm.vector.supervisor._PATIENCE_S", 0.5)
+    monkeypatch.setattr("polyarm.vector.launcher._LINGER_S", 1.0)
+    start_worker = ForkServerProcess.start_worker
+
+    def stop_first(server, *arguments):
+        server._process.send_signal(signal.SIGSTOP)
+        start_worker(server, *arguments)
+
+    monkeypatch.setattr(ForkServerProcess, "start_worker", stop_first)
+    with (
+        pytest.warns(ResourceWarning, match="fork server"),
+        pytest.raises(WorkerDied, match=r"worker 0 \(slots \[0\], .*\) has not been started"),
+    ):
+        polyarm.make_vec(counting, num_envs=2, build_timeout_s=0.2)
 
 
 @pytest.mark.parametrize("new_session", [False, True])
@@ -165,6 +184,16 @@ def test_make_vec_may_be_called_from_a_thread_that_ends(probe):
         assert envs.step(look.actions())[-1]["error"][0].kind == "died"
         envs.step(look.actions())
         assert envs.step(look.actions())[1][0] == 1
+
+
+@pytest.mark.timeout(60)
+def test_workers_that_build_before_their_zygote_has_told_of_them_hold_nobody_up(probe):
+    """As many builds at a time as cores; whoever has finished must not count for ever."""
+    num_envs = 3 * host.cores()
+    with polyarm.make_vec("slow_zygote:counting", num_envs=num_envs, start="imports") as envs:
+        look = probe(envs)
+        envs.reset()
+        assert envs.step(look.actions())[1].tolist() == [1] * num_envs
 
 
 THREADED = """

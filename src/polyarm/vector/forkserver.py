@@ -47,7 +47,6 @@ class Child:
 
     start: Start
     pid: int
-    building: bool
     reason: str = ""
 
     @property
@@ -166,7 +165,7 @@ class ForkServer:
         while self._queue:
             start = self._queue[0]
             if start.message["mode"] != "built":
-                building = sum(child.building for child in self._children.values())
+                building = sum(not child.start.built for child in self._children.values())
                 building += len(self._ordered)
                 room = host.available_memory() // self._largest_build
                 if building >= min(self._max_builds, max(1, room)):
@@ -229,7 +228,7 @@ class ForkServer:
         self._started(start, pid)
 
     def _started(self, start: Start, pid: int) -> None:
-        child = Child(start, pid, building=True)
+        child = Child(start, pid)
         self._children[pid] = child
         message = {
             "event": "started",
@@ -276,14 +275,17 @@ class ForkServer:
 
     def _built(self, fd: int) -> None:
         reports = os.read(fd, 128 * process.REPORT.size)
-        for worker, pid, number in process.REPORT.iter_unpack(reports):
+        for worker, generation, pid, number in process.REPORT.iter_unpack(reports):
             if pid:
                 self._displays.setdefault(pid, set()).add(number)
                 continue
-            for child in self._children.values():
-                if child.start.worker == worker:
-                    child.building = False
-                    self._largest_build = max(self._largest_build, host.private_memory(child.pid))
+            # A worker may have built before its zygote has said that it exists.
+            running = {child.start: child.pid for child in self._children.values()}
+            for start in (*self._ordered, *running):
+                if (start.worker, start.generation) == (worker, generation):
+                    start.built = True
+                    nbytes = host.private_memory(running[start]) if start in running else 0
+                    self._largest_build = max(self._largest_build, nbytes)
         self._nursery.evict()
 
     def _reap(self, signal_fd: int) -> None:

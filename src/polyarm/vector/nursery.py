@@ -38,11 +38,13 @@ class Start:
         message: The trainer's request.
         doorbell: The worker's doorbell, owned here until it is handed on.
         capture: Where the worker's stderr goes.
+        built: Whether the worker has built its envs.
     """
 
     message: Message
     doorbell: int
     capture: Capture = field(default_factory=Capture)
+    built: bool = False
 
     @property
     def worker(self) -> int:
@@ -305,6 +307,7 @@ class Nursery:
         for message in messages:
             if "building" in message:
                 handle.building = message["building"]
+                handle.expect_answer()  # the limit is one env's
             elif not message["ok"]:
                 self.fail(handle, message)
             elif handle.ready:

@@ -22,9 +22,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 WORKER_TAG = "POLYARM_WORKER_PID"
 """Variable by which what a worker starts can be told from what another one started."""
 
-REPORT = struct.Struct("<qqq")
-"""What a worker tells the fork server: its index, and pid and number of its X server if that is
-what it tells; else that its envs are built."""
+REPORT = struct.Struct("<qqqq")
+"""What a worker tells the fork server: its index and generation, and pid and number of its X server
+if that is what it tells; else that its envs are built."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -30,6 +30,7 @@ log = logging.getLogger("polyarm")
 
 _LAST_WORDS_S = 0.5
 _UNKILLABLE_S = 10.0
+_PATIENCE_S = 30.0
 
 
 class Supervisor:
@@ -77,12 +78,14 @@ class Supervisor:
         """Counts what changes whom a doorbell wakes, or who may be rung."""
         self.rung_at = 0.0
         """When all workers were last rung together."""
+        self._heard_at = 0.0
         self.fatal: WorkerError | None = None
         self.lost: dict[int, SlotError] = {}
 
     def launch(self, worker: WorkerState) -> None:
         """Ask for the worker's next generation; it may be rung at once."""
         self.changes += 1
+        self._heard_at = time.monotonic()
         worker.generation += 1
         worker.sequences[worker.index] += 1
         worker.ready_sequence = worker.sequence
@@ -124,6 +127,7 @@ class Supervisor:
         """Act on events; ``before_death`` collects what a worker finished before it died."""
         while self._events:
             event = self._events.popleft()
+            self._heard_at = time.monotonic()
             if event["event"] == "tail":
                 continue
             worker = self._workers[event["worker"]]
@@ -150,6 +154,7 @@ class Supervisor:
         self, worker: WorkerState, failed: Iterable[int], letters: Mapping[int, Message]
     ) -> None:
         """A worker has reported its build: it is ready, or a slot's env could not be built."""
+        self._heard_at = time.monotonic()
         for slot in failed:
             error = self.raised(worker, slot, letters[slot])
             plans = [self._plans[other] for other in worker.slots if other != slot]
@@ -197,6 +202,8 @@ class Supervisor:
         """Kill workers that are overdue; ``busy`` are those that owe an answer."""
         for worker in self._workers:
             if not worker.pid:
+                if worker.stage is Stage.STARTING and self.fatal is None:
+                    self._check_start(worker, now)
                 continue
             if worker.kill_at is None:
                 if worker.index in busy or worker.leaving or worker.stage is Stage.STARTING:
@@ -243,6 +250,17 @@ class Supervisor:
             worker.hung = not worker.leaving
             worker.signal(signal.SIGABRT)  # faulthandler writes the stack, then the process dies
             worker.kill_at = now + _LAST_WORDS_S
+
+    def _check_start(self, worker: WorkerState, now: float) -> None:
+        """Everything a start can wait for has a limit of its own; this is for the fork server's."""
+        most = 2 + max(len(each.slots) for each in self._workers)
+        limit_s = most * self._options.build_timeout_s + _PATIENCE_S
+        if now - self._heard_at > limit_s:
+            self.fatal = WorkerDied(
+                f"worker {worker.index} (slots {list(worker.slots)},"
+                f" {self._plans[worker.slots[0]].spec.name}) has not been started, and nothing has"
+                f" been heard of any start for {limit_s:g} s; close this env and make a new one"
+            )
 
     def _give_up(self, worker: WorkerState) -> None:
         warnings.warn(

@@ -120,10 +120,10 @@ def open_screen() -> XServer:
     return screen
 
 
-def report(fd: int, worker: int, screen: XServer | None = None) -> None:
+def report(fd: int, plan: WorkerPlan, screen: XServer | None = None) -> None:
     """Tell the fork server that a worker has built its envs, or which X server is its."""
     pid, number = (screen.pid, screen.number) if screen is not None else (0, 0)
-    os.write(fd, process.REPORT.pack(worker, pid, number))
+    os.write(fd, process.REPORT.pack(plan.worker, plan.generation, pid, number))
 
 
 def describe(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class Worker:
                 plan = self._plans[slot.index]
                 if self._plan.own_screen and self._screen is None:
                     self._screen = open_screen()
-                    report(self._fds.built, self._plan.worker, self._screen)
+                    report(self._fds.built, self._plan, self._screen)
                 env = build(plan) if self._envs is None else self._envs[place]
                 attach_display(plan, env)
                 slot.install(env, plan.spec, plan.attributes)
@@ -223,7 +223,7 @@ class Worker:
                 break
         self._rest()
         self._announce(self._sequence, attention=True)
-        report(self._fds.built, self._plan.worker)
+        report(self._fds.built, self._plan)
         return built
 
     def _run(self, sequence: int) -> bool:
