@@ -69,6 +69,8 @@ def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them():
     for where in ("replicate", "central"):
         ours = polyarm.evaluate(Leaning(), SAWYERS, ray="auto", ray_policy=where, **how)
         assert facts(ours) == alone, where
+    experts = facts(polyarm.evaluate("expert", SAWYERS, ray="auto", **how))
+    assert experts == facts(polyarm.evaluate("expert", SAWYERS, **how))
 
 
 class Stuck(Leaning):
@@ -224,10 +226,23 @@ def test_a_node_that_joins_is_used(nodes):
     assert {episode.outcome for episode in results.episodes} == {"success"}
 
 
+class Patient(Leaning):
+    """Takes its time until a file is there, so that whoever starts last gets episodes, too."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def act(self, batch):
+        if not self.gate.exists():
+            time.sleep(1)
+        return super().act(batch)
+
+
 @pytest.mark.simulator
-def test_a_node_killed_in_mid_run_changes_no_score(nodes):
-    how = {"episodes": 8, "num_envs": 2, "chunk": 4}
+def test_a_node_killed_in_mid_run_changes_no_score(nodes, tmp_path):
+    how = {"episodes": 8, "num_envs": 2, "suite_options": ("max_steps=60",)}
     options = polyarm.EvalOptions(ray="auto", **how)
+    policy = Patient(tmp_path / "gate")
     killed = []
 
     def kill(progress):
@@ -238,10 +253,11 @@ def test_a_node_killed_in_mid_run_changes_no_score(nodes):
             pid = ray.get(last[0].actor.pid.remote())
             nodes.kill(nodes.added[-1])
             os.kill(pid, signal.SIGKILL)  # Ray would leave it a moment to notice
+            policy.gate.touch()
 
     with polyarm.Evaluator(SAWYERS, options) as evaluator:
-        results = evaluator.run({"": "expert"}, kill)
+        results = evaluator.run({"": policy}, kill)
         assert killed
         assert killed[0] not in [host.name for host in evaluator._player._hosts]
-    assert facts(results) == facts(polyarm.evaluate("expert", SAWYERS, **how))
+    assert facts(results) == facts(polyarm.evaluate(policy, SAWYERS, **how))
     assert max(episode.attempts for episode in results.episodes) == 2
