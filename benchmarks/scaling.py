@@ -247,7 +247,7 @@ def shapes(*, quick: bool) -> list[tuple[int, int]]:
 
 def peer(stack: ExitStack, num_envs: int) -> Callable[[], int]:
     envs = AsyncVectorEnv([PlainEnv(seed) for seed in range(num_envs)], context="spawn")
-    stack.callback(envs.close)
+    stack.callback(envs.close, terminate=True)  # a signal may have ended its workers before
     return peer_stepper(envs, random_actions(num_envs))
 
 
