@@ -26,7 +26,8 @@ from polyarm.errors import InvalidCall, SlotError, StorageError
 from polyarm.rollout.decisions import PolicyCaller
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
 from polyarm.rollout.schedule import Schedule
-from polyarm.vector.env import Ready, VectorEnv
+from polyarm.vector.asynchronous import Ready
+from polyarm.vector.env import VectorEnv
 
 _LOOK_UP_S = 0.5
 """How long the loop sleeps at most before it looks at whether it is to stop."""

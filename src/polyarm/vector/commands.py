@@ -7,7 +7,7 @@ call are waited for and dropped before the next command goes out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -90,8 +90,8 @@ class Commands:
 
     def send(self, slots: Slots, op: Op, chunk: int | None) -> None:
         """Publish what was written; the slots are pending from now on."""
+        self.underway = (slots, chunk)  # first, so that what is never published is not waited for
         self._ledger.pending.update(dict.fromkeys(slots.tolist(), chunk))
-        self.underway = (slots, chunk)
         self._publish(slots, op)
         self.underway = None
 
@@ -114,11 +114,8 @@ class Commands:
             raise EnvCallError(f"{name}: {failures[0]}")
         return tuple(engine.letter(slot)["value"] for slot in everybody)
 
-    def switch(self, plans: Mapping[int, SlotPlan]) -> list[Done]:
-        """Have slots hold other envs, and wait until they do."""
-        self.calling = set(plans)
-        for slot, plan in plans.items():
-            self.begin_switch(slot, plan)
+    def switched(self) -> list[Done]:
+        """Wait until the slots of ``calling`` hold the envs that they were to have."""
         return self._take(self.calling)
 
     def begin_switch(self, slot: int, plan: SlotPlan) -> None:
@@ -159,7 +156,7 @@ class Commands:
             else:
                 pending.pop(slot, None)
         never = np.array([slot for slot in slots.tolist() if slot not in owing], np.intp)
-        self._ring.restore(never, self._ledger.last_row[never])
+        self._ring.restore(never)
 
     def forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
         """Slots that lost their env between episodes, or are being reset: no episode was cut.

@@ -108,6 +108,19 @@ class InfoAssembler:
         infos["_error"] = np.array([error is not None for error in errors])
 
 
+def widen(infos: dict[str, Any], slots: Slots, num_envs: int) -> dict[str, Any]:
+    """Spread a batch of some slots over all slots; absent ones are zero and masked out."""
+    wide: dict[str, Any] = {}
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            wide[key] = widen(value, slots, num_envs)
+        else:
+            absent = None if value.dtype == object else 0
+            wide[key] = np.full((num_envs, *value.shape[1:]), absent, value.dtype)
+            wide[key][slots] = value
+    return wide
+
+
 def _users_frame() -> int:
     """The stack level, seen from the caller, of the code that called polyarm."""
     level = 1

@@ -23,7 +23,8 @@ from polyarm.display.xvfb import SharedScreen
 from polyarm.vector import host, process
 from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
-from polyarm.vector.nursery import Nursery, Start
+from polyarm.vector.nursery import Nursery
+from polyarm.vector.orders import Start
 from polyarm.vector.watcher import Watcher
 
 # What a Python with packages of its own runs: it is to find this polyarm, but nothing beside it.
@@ -230,6 +231,8 @@ class ForkServer:
     def _started(self, start: Start, pid: int) -> None:
         child = Child(start, pid)
         self._children[pid] = child
+        if start.built:
+            self._measure(pid)
         message = {
             "event": "started",
             "worker": start.worker,
@@ -284,9 +287,13 @@ class ForkServer:
             for start in (*self._ordered, *running):
                 if (start.worker, start.generation) == (worker, generation):
                     start.built = True
-                    nbytes = host.private_memory(running[start]) if start in running else 0
-                    self._largest_build = max(self._largest_build, nbytes)
+                    if start in running:
+                        self._measure(running[start])
         self._nursery.evict()
+
+    def _measure(self, pid: int) -> None:
+        """Learn what a build takes from a worker that has just made one."""
+        self._largest_build = max(self._largest_build, host.private_memory(pid))
 
     def _reap(self, signal_fd: int) -> None:
         with contextlib.suppress(BlockingIOError):

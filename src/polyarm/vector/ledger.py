@@ -43,8 +43,6 @@ class Ledger:
         self._resetting: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
         self._unbegun = set(range(num_envs))
         self._eventful = True
-        self.last_row: Slots = np.zeros(num_envs, np.intp)
-        self._last_chunk = list(ring.slot_chunk)
 
     def idle(self, slots: Sequence[int] | Slots | None, what: str) -> Slots:
         """The slots as an array, or a refusal if they can't take a command now."""
@@ -83,11 +81,6 @@ class Ledger:
             self._resetting[index] = True if reset else self.ended[index]
             self._eventful = True
 
-    def fail(self, slot: int, chunk: int) -> None:
-        """Give a failed slot its last complete observation."""
-        row = int(self._ring.slot_row[slot])
-        self._ring.fail(slot, row, int(self.last_row[slot]), self._last_chunk[slot], chunk)
-
     def settle(
         self, slots: Slots | None, rows: Slots | int, failures: Mapping[int, SlotError]
     ) -> tuple[Array, Array]:
@@ -98,13 +91,8 @@ class Ledger:
         """
         ring = self._ring
         flags, steps = ring.flags(slots, rows)
-        self._last_chunk = ring.slot_chunk
-        if slots is None:
-            self.last_row[:] = rows
-            goes_on = ring.goes_on(int(rows))
-        else:
-            self.last_row[slots] = rows
-            goes_on = not np.count_nonzero(flags[:2])
+        ring.settled(slots, rows)
+        goes_on = ring.goes_on(int(rows)) if slots is None else not np.count_nonzero(flags[:2])
         # Most steps neither end nor start an episode; whoever has made none was reset.
         if self._eventful or failures or not goes_on or np.count_nonzero(steps) < len(steps):
             self._enter_events(self.all if slots is None else slots, flags, steps, failures)
@@ -137,8 +125,3 @@ class Ledger:
         """Note that these slots hold new envs, which must be reset."""
         self.ended[slots] = True
         self._eventful = True
-
-    def rewound(self) -> None:
-        """Note that every slot's observation was carried to row 0."""
-        self.last_row[:] = 0
-        self._last_chunk = self._ring.slot_chunk

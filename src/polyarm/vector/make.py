@@ -15,7 +15,8 @@ from polyarm import registry
 from polyarm.contracts import EnvSpec, ForkMode, Suite
 from polyarm.errors import InvalidCall, UnknownName
 from polyarm.vector import host, screens
-from polyarm.vector.env import VectorEnv, VectorOptions
+from polyarm.vector.block_env import VectorOptions
+from polyarm.vector.env import VectorEnv
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.slot import Autoreset, Frames, Infos, SlotSettings
 from polyarm.vector.worker import SlotPlan

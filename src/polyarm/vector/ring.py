@@ -67,6 +67,9 @@ class Ring:
         self.infos: InfoReader | None = None
         self.slot_row: Slots = np.zeros(layout.num_envs, np.intp)
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
+        # Where each slot's last complete observation lies, whatever becomes of its command.
+        self._last_row: Slots = np.zeros(layout.num_envs, np.intp)
+        self._last_chunk = self.slot_chunk
         self._row = 0
         self._aligned = True
         self._shared_chunk: Chunk | None = self.chunk
@@ -149,11 +152,23 @@ class Ring:
         self.slot_row[slots] = rows
         return rows
 
-    def restore(self, slots: Slots, rows: Slots) -> None:
+    def restore(self, slots: Slots) -> None:
         """Go back to the rows of these slots' last observations: no newer ones will come."""
         if len(slots):
-            self.slot_row[slots] = rows
+            self.slot_row[slots] = self._last_row[slots]
             self._aligned = False
+
+    def settled(self, slots: Slots | None, rows: Slots | int) -> None:
+        """Note that slots, or all, have complete observations in these rows."""
+        if slots is None:
+            self._last_row[:] = rows
+            self._last_chunk = self.slot_chunk
+            return
+        self._last_row[slots] = rows
+        if self._last_chunk is not self.slot_chunk:
+            self._last_chunk = list(self._last_chunk)
+            for slot in slots.tolist():
+                self._last_chunk[slot] = self.slot_chunk[slot]
 
     def use_chunk(self, slots: Slots | None) -> None:
         """Note that these slots, or all, now work in the newest chunk segment."""
@@ -188,16 +203,44 @@ class Ring:
                 array[to_row, slot, :shared] = source.views[name][from_row, slot, :shared]
         if source is not to_chunk:
             self._move(slot, to_chunk)
+        self.settled(np.array([slot]), to_row)
 
-    def fail(self, slot: int, row: int, from_row: int, from_chunk: Chunk, chunk: int) -> None:
-        """Fill a row for a slot whose env failed: its last complete observation, no reward."""
-        to_chunk = self.slot_chunk[slot]
-        every = self.layout.every
-        home, source = (to_chunk.views, from_chunk.views) if every else (self.rows, self.rows)
+    def shorten(self, slot: int, row: int) -> None:
+        """Make a chunk with an observation of every step one step long: its last."""
+        newest = self._newest(slot, row)
+        if newest:
+            views = self.slot_chunk[slot].views
+            for name in (
+                ("frame_valid",),
+                *(("obs", *leaf.path) for leaf in self.layout.observation),
+            ):
+                views[name][row, slot, 0] = views[name][row, slot, newest]
+            self.rows[("steps",)][row, slot] = 1
+
+    def _newest(self, slot: int, row: int) -> int:
+        """The place of a slot's newest observation in a row: others are of earlier steps."""
+        return max(int(self.rows[("steps",)][row, slot]) - 1, 0) if self.layout.every else 0
+
+    def fail(self, slot: int, chunk: int) -> None:
+        """Fill the row of a slot whose env failed: its last complete observation, no reward.
+
+        Args:
+            slot: The slot.
+            chunk: How many actions it was sent.
+        """
+        row, from_row = int(self.slot_row[slot]), int(self._last_row[slot])
+        to_chunk, every, newest = (
+            self.slot_chunk[slot],
+            self.layout.every,
+            self._newest(slot, from_row),
+        )
+        home, source = (
+            (to_chunk.views, self._last_chunk[slot].views) if every else (self.rows, self.rows)
+        )
         for leaf in self.layout.observation:
             name = ("obs", *leaf.path)
             if every:
-                home[name][row, slot, 0] = source[name][from_row, slot, 0]
+                home[name][row, slot, 0] = source[name][from_row, slot, newest]
                 home[name][row, slot, 1:chunk] = 0
             else:
                 home[name][row, slot] = source[name][from_row, slot]

@@ -60,7 +60,8 @@ class Completions:
         self._blank = bytes([0xFF]) * _BUFFER_NBYTES
         self._buffer = bytearray(self._blank)
         self._view = memoryview(self._buffer)
-        self._reading = False
+        self.interrupted = False
+        """Whether something may have been read that is not in any inbox."""
 
     def take(self, inbox: deque[Completion]) -> None:
         """Add all completions that have arrived to ``inbox``; never blocks.
@@ -69,17 +70,17 @@ class Completions:
         are. So they are read into a buffer that stays, and the next call finds them there. Some may
         then be added twice.
         """
-        if self._reading:
+        if self.interrupted:
             filled = self._left_over()
         else:
-            self._reading = True
+            self.interrupted = True
             try:
                 filled = os.readv(self.read_fd, (self._buffer,))
             except BlockingIOError:
                 filled = 0
         inbox.extend(_COMPLETION.iter_unpack(self._view[:filled]))
         self._view[:filled] = self._blank[:filled]
-        self._reading = False
+        self.interrupted = False
 
     def close(self) -> None:
         """Close both ends."""

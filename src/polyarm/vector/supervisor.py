@@ -20,6 +20,7 @@ from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
 from polyarm.vector import failures
 from polyarm.vector.board import Board, Doing, Phase
 from polyarm.vector.channel import Message
+from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.signals import Doorbell
 from polyarm.vector.slot import SlotSettings
@@ -30,7 +31,8 @@ log = logging.getLogger("polyarm")
 
 _LAST_WORDS_S = 0.5
 _UNKILLABLE_S = 10.0
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
+_ABSENT_S = 5.0
 
 
 class Supervisor:
@@ -78,7 +80,10 @@ class Supervisor:
         """Counts what changes whom a doorbell wakes, or who may be rung."""
         self.rung_at = 0.0
         """When all workers were last rung together."""
-        self._heard_at = 0.0
+        self._heard_at = self._checked_at = 0.0
+        # Whatever a start may wait for has a limit of its own: its zygotes, those before it.
+        most = 2 + max(len(worker.slots) for worker in workers)
+        self._start_limit_s = most * options.build_timeout_s + _PATIENCE_S
         self.fatal: WorkerError | None = None
         self.lost: dict[int, SlotError] = {}
 
@@ -121,34 +126,38 @@ class Supervisor:
 
     def receive(self) -> None:
         """Take the fork server's events; call when its channel is readable."""
-        self._events.extend(self._server.receive())
+        with HandlersWait():
+            self._events.extend(self._server.receive())
 
     def handle_events(self, before_death: Callable[[], None]) -> None:
         """Act on events; ``before_death`` collects what a worker finished before it died."""
         while self._events:
-            event = self._events.popleft()
-            self._heard_at = time.monotonic()
-            if event["event"] == "tail":
-                continue
-            worker = self._workers[event["worker"]]
-            if event["generation"] != worker.generation:
-                for fd in event["fds"]:
-                    os.close(fd)
-                continue
-            if event["event"] == "started":
-                self._on_started(worker, event)
-                continue
-            before_death()
-            if event["event"] == "ended":
-                self._on_ended(worker, event)
-            elif event["event"] == "failed":
-                plans = [self._plans[slot] for slot in worker.slots]
-                self.fail(worker, failures.from_failed_start(event, plans))
-                self._replace(worker)
-            elif event["event"] == "threads":
-                self._fall_back(event["threads"])
-                worker.deferred += self._owed(worker)
-                self._replace(worker)
+            with HandlersWait():
+                self._handle(self._events.popleft(), before_death)
+
+    def _handle(self, event: Message, before_death: Callable[[], None]) -> None:
+        self._heard_at = time.monotonic()
+        if event["event"] == "tail":
+            return
+        worker = self._workers[event["worker"]]
+        if event["generation"] != worker.generation:
+            for fd in event["fds"]:
+                os.close(fd)
+            return
+        if event["event"] == "started":
+            self._on_started(worker, event)
+            return
+        before_death()
+        if event["event"] == "ended":
+            self._on_ended(worker, event)
+        elif event["event"] == "failed":
+            plans = [self._plans[slot] for slot in worker.slots]
+            self.fail(worker, failures.from_failed_start(event, plans))
+            self._replace(worker)
+        elif event["event"] == "threads":
+            self._fall_back(event["threads"])
+            worker.deferred += self._owed(worker)
+            self._replace(worker)
 
     def built(
         self, worker: WorkerState, failed: Iterable[int], letters: Mapping[int, Message]
@@ -200,9 +209,12 @@ class Supervisor:
 
     def check_deadlines(self, now: float, busy: set[int]) -> None:
         """Kill workers that are overdue; ``busy`` are those that owe an answer."""
+        if now - self._checked_at > _ABSENT_S:
+            self._heard_at = now  # nobody has listened meanwhile, nor ended builds that hang
+        self._checked_at = now
         for worker in self._workers:
             if not worker.pid:
-                if worker.stage is Stage.STARTING and self.fatal is None:
+                if worker.stage is not Stage.LOST and self.fatal is None:
                     self._check_start(worker, now)
                 continue
             if worker.kill_at is None:
@@ -252,14 +264,12 @@ class Supervisor:
             worker.kill_at = now + _LAST_WORDS_S
 
     def _check_start(self, worker: WorkerState, now: float) -> None:
-        """Everything a start can wait for has a limit of its own; this is for the fork server's."""
-        most = 2 + max(len(each.slots) for each in self._workers)
-        limit_s = most * self._options.build_timeout_s + _PATIENCE_S
-        if now - self._heard_at > limit_s:
+        if now - self._heard_at > self._start_limit_s:
             self.fatal = WorkerDied(
                 f"worker {worker.index} (slots {list(worker.slots)},"
                 f" {self._plans[worker.slots[0]].spec.name}) has not been started, and nothing has"
-                f" been heard of any start for {limit_s:g} s; close this env and make a new one"
+                f" been heard of any start for {self._start_limit_s:g} s; close this env and make a"
+                f" new one"
             )
 
     def _give_up(self, worker: WorkerState) -> None:

@@ -61,9 +61,11 @@ class Switches:
     def run(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
         """Have slots hold other envs; waits, and returns what is wrong with which."""
         problems = {}
+        self._commands.calling = set(plans)
         for slot, plan in plans.items():
             self._plans[slot] = plan
-        for slot, failure in self._commands.switch(plans):
+            self._commands.begin_switch(slot, plan)
+        for slot, failure in self._commands.switched():
             problem = str(failure) if failure is not None else self._misfit(slot)
             if problem:
                 problems[slot] = problem

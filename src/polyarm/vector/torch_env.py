@@ -16,7 +16,8 @@ from polyarm.vector.ring import Ring
 from polyarm.vector.tensors import FrameFormat, Tensor, Tensors, find_device, import_torch, is_gpu
 
 if TYPE_CHECKING:
-    from polyarm.vector.env import Ready, VectorEnv
+    from polyarm.vector.asynchronous import Ready
+    from polyarm.vector.env import VectorEnv
 
 Slots = NDArray[np.intp]
 TorchStep = tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]

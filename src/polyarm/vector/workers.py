@@ -21,6 +21,7 @@ from polyarm.errors import SlotError, WorkerError
 from polyarm.vector import host
 from polyarm.vector.board import Board, Command, Op, Result, board_segment
 from polyarm.vector.engine import Done
+from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.roll import Roll
@@ -130,11 +131,13 @@ class WorkerEngine:
     def wait(self, min_slots: int, timeout_s: float | None, *, together: bool = False) -> None:
         """Wait until ``done`` holds at least ``min_slots`` answers, or time is up."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        if timeout_s is not None or self._inbox:
+        if not together:
+            self._batch = None
+        if timeout_s is not None or self._inbox or self._completions.interrupted:
             self._take_completions()
         while len(self.done) < min_slots and self._supervisor.fatal is None:
             left = None if end is None else max(0.0, end - time.monotonic())
-            self._serve(left, together=together)
+            self._serve(left)
             if left == 0.0:
                 break
         self.require_alive()
@@ -177,9 +180,10 @@ class WorkerEngine:
             self.board.commands[slot, Command.OP] = Op.SWITCH
             self.dispatch([slot], Op.SWITCH)
             return
-        worker.switching = True
-        if worker.stage is Stage.STARTING or worker.stage is Stage.READY:
-            self._supervisor.retire(worker, kill=True)
+        with HandlersWait():
+            worker.switching = True
+            if worker.stage is Stage.STARTING or worker.stage is Stage.READY:
+                self._supervisor.retire(worker, kill=True)
 
     def worker_pids(self) -> list[int]:
         """Pids of the worker processes."""
@@ -188,13 +192,14 @@ class WorkerEngine:
     def close(self, timeout_s: float) -> None:
         """Close idle envs, end all processes, free all descriptors."""
         self._supervisor.fatal = None
-        busy = self._busy()
-        leaving = [
-            worker
-            for worker in self._workers
-            if worker.stage is Stage.READY and worker.index not in busy
-        ]
         try:
+            self._take_completions()  # whoever has answered is idle
+            busy = self._busy()
+            leaving = [
+                worker
+                for worker in self._workers
+                if worker.stage is Stage.READY and worker.index not in busy
+            ]
             for worker in leaving:
                 worker.leaving = worker.closing = True
                 self.board.commands[worker.slots[0], Command.OP] = Op.CLOSE
@@ -258,16 +263,14 @@ class WorkerEngine:
         ring(rings)
         return True
 
-    def _serve(self, timeout_s: float | None, *, together: bool = False) -> None:
+    def _serve(self, timeout_s: float | None) -> None:
         """One poll: completions, events of the fork server, deadlines."""
         wait_s = self._check_every_s if timeout_s is None else min(timeout_s, self._check_every_s)
         for fd, _ in self._poll.poll(wait_s * 1000):
-            if fd != self._completions.read_fd:
-                self._supervisor.receive()
-            elif together:
+            if fd == self._completions.read_fd:
                 self._take_together()
             else:
-                self._take_completions()
+                self._supervisor.receive()
         self._supervisor.handle_events(self._take_completions)
         now = time.monotonic()
         if now - self._checked_at >= self._check_every_s:
@@ -289,8 +292,7 @@ class WorkerEngine:
         self._completions.take(inbox)
         if len(inbox) < len(batch) and batch.keys() >= set(islice(inbox, known, None)):
             return
-        in_step = np.count_nonzero(self._finished == self._commanded) == len(self._finished)
-        if batch.keys() != set(inbox) or not in_step:
+        if batch.keys() != set(inbox) or (self._finished != self._commanded).any():
             self._take_completions()
             return
         self.done += self._all_well
@@ -301,7 +303,8 @@ class WorkerEngine:
         """Enter the answers that have arrived.
 
         An interrupt must not lose what is not yet entered: an announcement stays in the inbox until
-        it is dealt with, and what must not be torn apart has no call and no loop in it.
+        it is dealt with, and what must not be torn apart has no call and no loop in it, or has
+        handlers wait.
         """
         words, results_at, inbox = self.board.words, self._results_at, self._inbox
         awaited = self._awaited
@@ -314,23 +317,30 @@ class WorkerEngine:
             slots = awaited.get(announcement)
             if slots is not None:
                 worker, sequence = self._workers[announcement[0]], announcement[2]
-                if sequence == worker.ready_sequence:
-                    del awaited[announcement]
-                    self._on_built(worker)
+                well: list[Done] = []
+                trouble = []
+                for slot in slots:
+                    at = results_at[slot]
+                    if words[at + Result.FAILED] or words[at + Result.SEQUENCE] != sequence:
+                        trouble.append(slot)
+                    else:
+                        well.append((slot, None))
+                if trouble or sequence == worker.ready_sequence:
+                    with HandlersWait():
+                        del awaited[announcement]
+                        self.done += well
+                        self._attend(worker, sequence, trouble)
                 else:
-                    well: list[Done] = []
-                    trouble = []
-                    for slot in slots:
-                        at = results_at[slot]
-                        if words[at + Result.FAILED] or words[at + Result.SEQUENCE] != sequence:
-                            trouble.append(slot)
-                        else:
-                            well.append((slot, None))
                     del awaited[announcement]
                     self.done += well
-                    for slot in trouble:
-                        self._on_trouble(worker, slot, sequence)
             inbox.popleft()
+
+    def _attend(self, worker: WorkerState, sequence: int, trouble: Sequence[int]) -> None:
+        """Act on an answer that says more than that all went well."""
+        if sequence == worker.ready_sequence:
+            self._on_built(worker)
+        for slot in trouble:
+            self._on_trouble(worker, slot, sequence)
 
     def _on_built(self, worker: WorkerState) -> None:
         failed = [slot for slot in worker.slots if self.board.results[slot, Result.FAILED]]

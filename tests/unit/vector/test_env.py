@@ -736,6 +736,73 @@ def test_a_failure_in_a_longer_chunk_delivers_the_last_complete_observation(make
         assert ready.obs["state"][0, 0].tolist() == last
 
 
+def test_a_failure_after_a_chunk_of_which_all_was_delivered_delivers_its_last_step(make_any):
+    tasks = [partial(CrashingEnv, at=4, length=10), partial(CountingEnv, length=10)]
+    for num_workers in (0, 2):
+        env = make_any(tasks, num_envs=2, num_workers=num_workers, frames="every")
+        env.reset(seed=5)
+        obs, *_ = env.step_chunk(np.zeros((2, 3, 2), np.float32))
+        last = obs["state"][0, 2].tolist()
+        obs, *_, info = env.step(NOTHING[:2])
+        assert info["error"][0].kind == "exception"
+        assert obs["state"][0].tolist() == last
+
+
+def test_slots_that_are_not_reset_keep_the_last_step_of_a_chunk(make):
+    env = make(partial(CountingEnv, length=10), frames="every")
+    env.reset(seed=5)
+    env.step_chunk(np.zeros((4, 3, 2), np.float32))
+    mask = np.array([True, False, False, False])
+    obs, _ = env.reset(options={"reset_mask": mask})
+    assert obs["state"][:, 1].tolist() == [0, 3, 3, 3]
+
+
+@pytest.mark.parametrize("frames", ["last", "every"])
+@pytest.mark.parametrize("check_lifetimes", [False, True])
+def test_a_failure_after_others_were_reset_delivers_the_last_complete_observation(
+    make_any, frames, check_lifetimes
+):
+    tasks = [partial(CountingEnv, length=10), partial(CrashingEnv, at=2, length=10)]
+    how = {"num_envs": 2, "frames": frames, "check_lifetimes": check_lifetimes}
+    for num_workers in (0, 2):
+        env = make_any(tasks, num_workers=num_workers, **how)
+        env.reset(seed=5)
+        obs, *_ = env.step(NOTHING[:2])
+        last = obs["state"][1].tolist()
+        env.reset(options={"reset_mask": np.array([True, False])})
+        obs, *_, info = env.step(NOTHING[:2])
+        assert info["error"][1].kind == "exception"
+        assert obs["state"][1].tolist() == last
+
+
+def test_a_failure_after_others_went_their_own_way_delivers_the_last_complete_observation(make_any):
+    class HalfWritingEnv(CrashingEnv):
+        """Spoils the arrays that it is to write into before it fails."""
+
+        buffers = None
+
+        def bind(self, buffers):
+            self.buffers = buffers
+
+        def step(self, action):
+            try:
+                return super().step(action)
+            except Exception:
+                self.buffers["state"][...] = -1
+                raise
+
+    tasks = [partial(CountingEnv, length=10), partial(HalfWritingEnv, at=3, length=10)]
+    for num_workers in (0, 2):
+        env = make_any(tasks, num_envs=2, num_workers=num_workers)
+        env.reset(seed=5)
+        env.step(NOTHING[:2])
+        env.send(NOTHING[:1], [1])
+        last = env.recv(1).obs["state"][0].tolist()
+        obs, *_, info = env.step(NOTHING[:2])
+        assert info["error"][1].kind == "exception"
+        assert obs["state"][1].tolist() == last
+
+
 def test_a_slot_cannot_switch_to_a_task_with_other_spaces(make_everywhere):
     env = make_everywhere(CountingEnv, max_restarts=0)
     env.reset(seed=0)

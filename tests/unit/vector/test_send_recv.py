@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import numpy as np
@@ -49,6 +50,26 @@ def test_slots_come_in_the_order_they_became_ready_even_if_all_are_waited_for(ma
     env.step(ALL[:2])
     env.send(ALL[:2])
     assert env.recv(2).slots.tolist() == [1, 0]
+
+
+def test_a_failure_in_a_longer_chunk_delivers_what_was_there_before_whoever_came_first(make_any):
+    class LateEnv(CrashingEnv):
+        """Fails when its neighbour has long answered."""
+
+        def step(self, action):
+            time.sleep(0.3)
+            return super().step(action)
+
+    tasks = [partial(CountingEnv, length=10), partial(LateEnv, at=2, length=10)]
+    env = make_any(tasks, num_envs=2, num_workers=2, frames="every")
+    env.reset(seed=5)
+    obs, *_ = env.step(ALL[:2])
+    last = obs["state"][1].tolist()
+    env.send(np.zeros((2, 3, 2), np.float32))
+    assert env.recv(1).slots.tolist() == [0]
+    ready = env.recv(1)
+    assert ready.info["error"][0].kind == "exception"
+    assert ready.obs["state"][0, 0].tolist() == last
 
 
 def test_the_first_ready_is_the_first_served(make_any):

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from polyarm import WorkerDied
+from polyarm.contracts import EnvSpec
 from polyarm.testing import CrashingEnv
+from polyarm.vector.board import Board, board_segment
+from polyarm.vector.slot import SlotSettings
+from polyarm.vector.supervisor import Supervisor
+from polyarm.vector.worker import SlotPlan
+from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 NUM_ENVS = 8
 ALL = np.zeros((NUM_ENVS, 2), np.float32)
@@ -68,3 +74,36 @@ def test_a_finished_episode_forgives_earlier_failures(make_everywhere, tmp_path)
             *_, info = env.step(ALL[:4])
             failures += int(info.get("_error", np.zeros(4)).sum())
         assert failures == episode + 1
+
+
+@pytest.fixture(params=[Stage.STARTING, Stage.ENDING])
+def waiting(request):
+    """A supervisor of one worker that has no process yet."""
+    board = Board(bytearray(board_segment(1, 1).nbytes + 8), 1, 1)
+    worker = WorkerState(0, (0,), np.zeros(1, np.int64), stage=request.param)
+    return Supervisor(
+        None,
+        board,
+        [worker],
+        [SlotPlan(0, "module:Suite", EnvSpec("toy", "count-3"))],
+        SlotSettings(1, 1, 2, "last", "next_step", "auto"),
+        WorkerOptions("imports", {}, 1.0, 1.0, build_timeout_s=10.0, max_restarts=3),
+        owed=lambda worker: [],
+        answer=lambda slot, error: None,
+        launched=lambda worker: None,
+    )
+
+
+def test_a_start_of_which_nothing_is_heard_for_too_long_is_given_up(waiting):
+    for now in range(1000, 1090, 2):
+        waiting.check_deadlines(float(now), set())
+        assert waiting.fatal is None
+    for now in range(1090, 1100, 2):
+        waiting.check_deadlines(float(now), set())
+    assert "has not been started" in str(waiting.fatal)
+
+
+def test_time_in_which_the_trainer_did_something_else_is_no_wait_for_a_start(waiting):
+    waiting.check_deadlines(1000.0, set())
+    waiting.check_deadlines(9000.0, set())
+    assert waiting.fatal is None

@@ -31,7 +31,8 @@ from polyarm.errors import (
     WorkerDied,
 )
 from polyarm.rollout.runner import succeeded
-from polyarm.vector.env import Ready, VectorEnv
+from polyarm.vector.asynchronous import Ready
+from polyarm.vector.env import VectorEnv
 from polyarm.vector.make import make_vec
 
 Array = NDArray[Any]

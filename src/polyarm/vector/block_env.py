@@ -1,0 +1,241 @@
+"""What lies under a vector env: slots behind one block, made, looked at and closed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from polyarm.contracts import EnvSpec
+from polyarm.errors import BuildError, ClosedEnv, SlotError
+from polyarm.vector.actions import ActionCheck
+from polyarm.vector.board import Result
+from polyarm.vector.commands import Commands
+from polyarm.vector.copies import CopyPool
+from polyarm.vector.deliveries import InfoAssembler
+from polyarm.vector.engine import Engine
+from polyarm.vector.episodes import Episodes
+from polyarm.vector.gpu_copies import GpuCopies
+from polyarm.vector.layout import Array
+from polyarm.vector.ledger import Ledger
+from polyarm.vector.ring import Ring
+from polyarm.vector.slot import SlotSettings
+from polyarm.vector.switching import BatchFit, Switches
+from polyarm.vector.worker import SlotPlan
+
+Slots = NDArray[np.intp]
+
+_CLOSE_S = 3.0
+_MODES = {
+    "next_step": AutoresetMode.NEXT_STEP,
+    "same_step": AutoresetMode.SAME_STEP,
+    "disabled": AutoresetMode.DISABLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOptions:
+    """How a vector env delivers, besides `SlotSettings`.
+
+    Attributes:
+        copy: Whether observations are independent arrays instead of views.
+        check_lifetimes: Whether rows whose views have expired are spoiled, for debugging.
+        clip_actions: Whether Box actions are clipped to their bounds.
+        episodic: Whether the envs know episode indices.
+        seed: Default of the first reset.
+        scatter: Whether forked envs must be given seeds of their own.
+    """
+
+    copy: bool = False
+    check_lifetimes: bool = False
+    clip_actions: bool = False
+    episodic: bool = False
+    seed: int | None = None
+    scatter: bool = False
+
+
+class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """The part of a vector env that does not step it.
+
+    Args:
+        engine: What runs the slots.
+        plans: What each slot holds.
+        settings: What all slots share.
+        options: How results are delivered.
+        planner: Turns a task's name into a plan for a slot, for `switch_task`.
+        provenance: Per slot, the versions and settings that shape its episodes.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plans: Sequence[SlotPlan],
+        settings: SlotSettings,
+        options: VectorOptions,
+        planner: Callable[[int, Any], SlotPlan],
+        provenance: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.closed = False
+        self.num_envs = settings.num_envs
+        self._engine = engine
+        self._maker_pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _close_engine, engine, self._maker_pid)
+        self._plans = list(plans)
+        self._settings = settings
+        self._options = options
+        self._planner = planner
+        self._gpu_copies = GpuCopies()
+        self.provenance = list(provenance)
+        try:
+            self._describe(engine.start())
+            layout = settings.layout(self._env_observation_space, self.single_action_space)
+            self._ring = Ring(
+                engine.block, engine.board, engine.mail, layout, self.single_observation_space
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._check = ActionCheck(
+            self.single_action_space, layout.action, clip=options.clip_actions
+        )
+        self._episodes = Episodes(
+            self.num_envs, episodic=options.episodic, seed=options.seed, scatter=options.scatter
+        )
+        self._infos = InfoAssembler(engine, self._ring, settings)
+        self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
+        self._copies = CopyPool()
+        self._commands = Commands(engine, self._ring, self._ledger, self._episodes)
+        self._switches = Switches(engine, self._commands, self._plans, self._fits)
+
+    def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
+        first = descriptions[0]
+        self.single_action_space = first["action_space"]
+        self._fits = BatchFit(self._settings, first["observation_space"], first["action_space"])
+        for slot, other in enumerate(descriptions):
+            if not self._fits(other["observation_space"], other["action_space"]):
+                raise BuildError(
+                    f"slots 0 ({self._plans[0].spec.name}) and {slot}"
+                    f" ({self._plans[slot].spec.name}) cannot share a batch: their spaces differ:\n"
+                    f"  {first['observation_space']}, {first['action_space']}\n"
+                    f"  {other['observation_space']}, {other['action_space']}"
+                )
+        self._env_observation_space = first["observation_space"]
+        self.single_observation_space = self._settings.delivered(first["observation_space"])
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {**first["metadata"], "autoreset_mode": _MODES[self._settings.autoreset]}
+        self.render_mode = first["render_mode"]
+        self.spec = first["spec"]
+
+    # Looking at the block.
+
+    def history(self) -> dict[str, Any]:
+        """The whole ring as contiguous arrays, ``(T, N, …)``, in the block's order.
+
+        The newest row is ``row``; after `rewind`, rows are in the order of time.
+        """
+        return {**self._ring.history(), "row": int(self._ring.slot_row[0])}
+
+    @property
+    def specs(self) -> tuple[EnvSpec, ...]:
+        """What each slot's env was built from."""
+        return tuple(plan.spec for plan in self._plans)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Full task name of every slot."""
+        return tuple(plan.spec.name for plan in self._plans)
+
+    @property
+    def delivers_frames(self) -> bool:
+        """Whether observations carry frames where the envs have cameras."""
+        return self._settings.frames != "none"
+
+    @property
+    def episodic(self) -> bool:
+        """Whether ``options["episodes"]`` chooses episodes; else seeds do."""
+        return self._options.episodic
+
+    @property
+    def episodes(self) -> NDArray[np.int64]:
+        """Episode index of every slot; meaningful for suites."""
+        return self._episodes.current.copy()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Pids of the processes that hold envs."""
+        return self._engine.worker_pids()
+
+    def timings_ns(self) -> dict[str, NDArray[np.int64]]:
+        """Where each slot's worker spent its last command, in nanoseconds, ``(N,)`` each."""
+        results = self._engine.board.results
+        return {
+            "total": results[:, Result.TOTAL_NS].copy(),
+            "sim": results[:, Result.SIM_NS].copy(),
+            "frames": results[:, Result.FRAMES_NS].copy(),
+            "obs": results[:, Result.OBS_NS].copy(),
+            "toggle": results[:, Result.TOGGLE_NS].copy(),
+        }
+
+    def close(self, timeout_s: float = _CLOSE_S, **_: Any) -> None:
+        """Close envs and end all processes; returns within seconds in every state.
+
+        Does nothing in a forked copy of the process that made the env.
+        """
+        if not self.closed:
+            self.closed = True
+            if self._finalizer.detach() is not None:
+                _close_engine(self._engine, self._maker_pid, timeout_s)
+            self._gpu_copies.pins.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Bookkeeping.
+
+    def _collect(
+        self,
+        slots: Slots | None,
+        rows: Slots | int,
+        chunk: int | None,
+        failures: dict[int, SlotError],
+        lengths: Sequence[int] | None = None,
+    ) -> tuple[Array, Array, Array, dict[str, Any]]:
+        """Rewards, flags and infos of slots, or all of them, that have answered."""
+        flags, steps = self._ledger.settle(slots, rows, failures)
+        info = self._infos.assemble(slots, failures, steps)
+        info["steps"] = steps
+        every = self._settings.frames == "every"
+        valid = self._ring.frame_valid(slots, rows, chunk, lengths) if every else flags[2]
+        info["frame_valid"] = valid
+        return self._ring.rewards(slots, rows, chunk, lengths), flags[0], flags[1], info
+
+    def _own(self, obs: Any) -> Any:
+        return self._copies.copy(obs) if self._options.copy else obs
+
+    def _require_idle(self, what: str) -> None:
+        self._require_open()
+        self._ledger.require_none_pending(what)
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ClosedEnv("this vector env has been closed")
+        self._engine.require_alive()
+        self._commands.recover()
+
+
+def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> None:
+    """Close an engine, but only in the process that made it."""
+    if os.getpid() == maker:
+        engine.close(timeout_s)

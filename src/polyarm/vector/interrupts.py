@@ -1,0 +1,66 @@
+"""Signal handlers wait where half-done bookkeeping must not be left behind.
+
+A handler may raise (Ctrl-C, an alarm), and Python runs it between any two bytecodes of the main
+thread. The hot path is written so that none comes at a bad moment; what happens rarely (a worker
+starts, fails, dies) holds handlers back instead.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class HandlersWait:
+    """Python's signal handlers run when the block is left, not inside.
+
+    Only the main thread runs handlers, so elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Handler] = {}
+        self._arrived: list[int] = []
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                for number in signal.valid_signals():
+                    handler = signal.getsignal(number)
+                    if callable(handler):
+                        self._handlers[number] = handler
+                        signal.signal(number, self._note)
+            except BaseException:
+                self._restore()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+        for number in self._arrived:
+            signal.raise_signal(number)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._arrived.append(number)
+
+    def _restore(self) -> None:
+        """Put all handlers back, even if one that is back already raises meanwhile."""
+        raised: BaseException | None = None
+        while True:
+            try:
+                for number, handler in self._handlers.items():
+                    signal.signal(number, handler)
+                break
+            except BaseException as error:  # noqa: BLE001  what a handler raised, raised again below
+                raised = error
+        if raised is not None:
+            raise raised
