@@ -35,7 +35,7 @@ class HandlersWait:
                         self._handlers[number] = handler
                         signal.signal(number, self._note)
             except BaseException:
-                self._restore()
+                self._leave()
                 raise
         return self
 
@@ -45,9 +45,21 @@ class HandlersWait:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._restore()
-        for number in self._arrived:
-            signal.raise_signal(number)
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
+            self._restore()
+        finally:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """All signals that have arrived, although the handler of one may raise."""
+        if self._arrived:
+            try:
+                signal.raise_signal(self._arrived.pop(0))
+            finally:
+                self._deliver()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(number)

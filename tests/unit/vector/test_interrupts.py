@@ -50,6 +50,17 @@ def test_handlers_run_when_the_block_is_left(calls):
     assert handlers == [signal.getsignal(number) for number in (signal.SIGALRM, signal.SIGUSR1)]
 
 
+def test_a_handler_that_raises_takes_no_other_signal_with_it(calls):
+    def signalled():
+        with HandlersWait():
+            signal.raise_signal(signal.SIGALRM)
+            signal.raise_signal(signal.SIGUSR1)
+
+    with pytest.raises(Alarm):
+        signalled()
+    assert calls == [signal.SIGALRM, signal.SIGUSR1]
+
+
 def test_ctrl_c_waits_too():
     done = []
 
