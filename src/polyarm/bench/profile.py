@@ -25,7 +25,7 @@ class TimingSplit:
         sim: Critical worker: inside the env's ``step`` and ``reset``, rendering excluded.
         frames: Critical worker: rendering.
         obs: Critical worker: writing observations into the block.
-        video: Critical worker: recording, where the engine tells; else it is part of ``other``.
+        video: Critical worker: recording.
         toggle: Critical worker: switching rendering on and off.
         other: Critical worker: the rest, such as reading actions and writing infos.
         ipc: Wake-ups, waiting for a core, and this process's share of the call.
@@ -75,9 +75,7 @@ class CallClock:
         workers = {name: self._per_worker(value, failed) for name, value in timings.items()}
         critical = int(workers["total"].argmax())
         total = int(workers["total"][critical])
-        parts = {
-            name: int(workers[name][critical]) if name in workers else 0 for name in _WORKER_PARTS
-        }
+        parts = {name: int(workers[name][critical]) for name in _WORKER_PARTS}
         parts["other"] = total - sum(parts.values())
         parts |= {"ipc": call_ns - total, "build": build_ns, "env_call": call_ns}
         for name, spent in parts.items():

@@ -27,7 +27,7 @@ from polyarm.vector.gpu_copies import GpuCopies
 from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
-from polyarm.vector.slot import SlotSettings
+from polyarm.vector.settings import SlotSettings
 from polyarm.vector.switching import BatchFit, Switches
 from polyarm.vector.worker import SlotPlan
 
@@ -183,6 +183,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             "frames": results[:, Result.FRAMES_NS].copy(),
             "obs": results[:, Result.OBS_NS].copy(),
             "toggle": results[:, Result.TOGGLE_NS].copy(),
+            "video": results[:, Result.VIDEO_NS].copy(),
         }
 
     def close(self, timeout_s: float = _CLOSE_S, **_: Any) -> None:

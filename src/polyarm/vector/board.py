@@ -100,9 +100,10 @@ class Result:
     FRAMES_NS = 5
     OBS_NS = 6
     TOGGLE_NS = 7
+    VIDEO_NS = 8
 
 
-REPORT = struct.Struct("=7q")
+REPORT = struct.Struct("=8q")
 """A result but for its letter, from SEQUENCE on: one call is cheaper than seven stores."""
 
 
@@ -117,6 +118,8 @@ class Doing:
 
 MAX_SEGMENTS = 64
 WORDS = 8
+"""A cache line."""
+_RESULT_WORDS = 2 * WORDS
 
 
 def board_segment(num_envs: int, num_workers: int) -> Segment:
@@ -125,7 +128,7 @@ def board_segment(num_envs: int, num_workers: int) -> Segment:
         [
             (("segments",), (MAX_SEGMENTS, WORDS), np.int64),
             (("commands",), (num_envs, WORDS), np.int64),
-            (("results",), (num_envs, WORDS), np.int64),
+            (("results",), (num_envs, _RESULT_WORDS), np.int64),
             (("workers",), (num_workers, WORDS), np.int64),
         ]
     )
@@ -161,7 +164,7 @@ class Board:
 
     def result_at(self, slot: int) -> int:
         """Index in ``words`` of a slot's result."""
-        return self._results_at + slot * WORDS
+        return self._results_at + slot * _RESULT_WORDS
 
     def worker_at(self, worker: int) -> int:
         """Index in ``words`` of a worker's record."""

@@ -15,7 +15,7 @@ from polyarm.vector.board import Result
 from polyarm.vector.engine import Engine
 from polyarm.vector.infos import learn_schema, merge_info
 from polyarm.vector.ring import Ring
-from polyarm.vector.slot import SlotSettings
+from polyarm.vector.settings import SlotSettings
 
 Slots = NDArray[np.intp]
 

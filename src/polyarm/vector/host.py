@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from polyarm.display.rank import in_slurm_step, local_ranks
+from polyarm.display.rank import in_slurm_step, local_rank, local_ranks
 
 _CGROUP = Path("/sys/fs/cgroup")
 _THREAD_VARIABLES = (
@@ -47,10 +47,25 @@ def _cgroup_cores() -> float:
 def cores() -> int:
     """Cores this rank may use: affinity and cgroup quota, shared by the local ranks."""
     bound = len(os.sched_getaffinity(0))
-    own = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if in_slurm_step() and own.isdecimal() and bound <= int(own):
-        return bound  # srun has given this rank cores of its own; the quota is that of all ranks
+    if _has_own_cores(bound):
+        return bound  # the quota is that of all ranks
     return max(1, int(min(bound, _cgroup_cores())) // local_ranks())
+
+
+def own_cpus() -> list[int]:
+    """Numbers of the CPUs to pin to: those of the affinity, shared by the local ranks."""
+    bound = sorted(os.sched_getaffinity(0))
+    ranks, rank = local_ranks(), local_rank() or 0
+    if ranks <= 1 or _has_own_cores(len(bound)):
+        return bound
+    share = bound[len(bound) * rank // ranks : len(bound) * (rank + 1) // ranks]
+    return share or [bound[rank % len(bound)]]
+
+
+def _has_own_cores(bound: int) -> bool:
+    """Whether srun has given this rank cores of its own."""
+    own = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return in_slurm_step() and own.isdecimal() and bound <= int(own)
 
 
 def available_memory() -> int:

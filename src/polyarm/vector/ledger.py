@@ -12,7 +12,7 @@ from polyarm.vector.engine import Engine
 from polyarm.vector.episodes import Episodes
 from polyarm.vector.layout import Array
 from polyarm.vector.ring import Ring
-from polyarm.vector.slot import Autoreset
+from polyarm.vector.settings import Autoreset
 
 Slots = NDArray[np.intp]
 

@@ -18,7 +18,7 @@ from polyarm.vector import host, screens
 from polyarm.vector.block_env import VectorOptions
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.serial import SerialEngine
-from polyarm.vector.slot import Autoreset, Frames, Infos, SlotSettings
+from polyarm.vector.settings import Autoreset, Frames, Infos, SlotSettings
 from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workers import WorkerEngine
 from polyarm.vector.workerstate import WorkerOptions

@@ -18,7 +18,8 @@ from polyarm.vector.board import Board, Op, Phase, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.failures import from_letter
 from polyarm.vector.memory import Block, Mail
-from polyarm.vector.slot import Shared, Slot, SlotSettings
+from polyarm.vector.settings import SlotSettings
+from polyarm.vector.slot import Shared, Slot
 from polyarm.vector.worker import (
     SlotPlan,
     attach_display,

@@ -6,10 +6,9 @@ The same code serves worker processes and the in-process engine, so both give th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -32,54 +31,14 @@ from polyarm.vector.board import (
 )
 from polyarm.vector.envcalls import call_env, holder, set_attribute
 from polyarm.vector.infos import InfoWriter, info_segment
-from polyarm.vector.layout import Array, BlockLayout, leaves, without_frames
+from polyarm.vector.layout import Array
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.observations import ObservationRows
+from polyarm.vector.settings import SlotSettings
 from polyarm.vector.watching import EpisodeWatch
 
 _CALL, _RESET, _EXPERT = int(Op.CALL), int(Op.RESET), int(Op.EXPERT)
 _RESETTING, _STEPPING, _CALLING = int(Phase.RESET), int(Phase.STEP), int(Phase.CALL)
-
-Frames = Literal["last", "every", "none"]
-Autoreset = Literal["next_step", "same_step", "disabled"]
-Infos = Literal["auto", "full"]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotSettings:
-    """What all slots of a vector env share.
-
-    Attributes:
-        num_envs: Number of slots, N.
-        num_workers: Number of workers; 1 for the in-process engine.
-        rows: Ring rows, T.
-        frames: Which observations carry frames.
-        autoreset: What happens after an episode's end.
-        infos: Whether infos travel in the block or whole.
-    """
-
-    num_envs: int
-    num_workers: int
-    rows: int
-    frames: Frames
-    autoreset: Autoreset
-    infos: Infos
-
-    def delivered(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-        """An env's observation space as the user sees it."""
-        return without_frames(space) if self.frames == "none" else space
-
-    def layout(
-        self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]
-    ) -> BlockLayout:
-        """The block layout for envs with these spaces."""
-        return BlockLayout(
-            num_envs=self.num_envs,
-            rows=self.rows,
-            every=self.frames == "every",
-            observation=tuple(leaves(self.delivered(observation), "observation")),
-            action=tuple(leaves(action, "action")),
-        )
 
 
 class Shared:
@@ -162,7 +121,7 @@ class Slot:
         began = monotonic_ns()
         words, command = self._words, self._command
         words[self._result + Result.LETTER] = 0
-        self._sim_ns = self._frames_ns = self._obs_ns = self._toggle_ns = 0
+        self._sim_ns = self._frames_ns = self._obs_ns = self._toggle_ns = self._video_ns = 0
         op = words[command + Command.OP]
         if op == _CALL:
             self._call()
@@ -175,13 +134,13 @@ class Slot:
                 self._reset(row, chunk)
             else:
                 self._step(row, chunk, expert=op == _EXPERT)
-        spent = self._sim_ns, self._frames_ns, self._obs_ns, self._toggle_ns
+        spent = self._sim_ns, self._frames_ns, self._obs_ns, self._toggle_ns, self._video_ns
         self.report(sequence, False, monotonic_ns() - began, *spent)
 
     def fail(self, sequence: int, letter: Mapping[str, Any]) -> None:
         """Report that the command of this number failed, with a letter that says how."""
         self.post(letter)
-        self.report(sequence, True, 0, 0, 0, 0, 0)
+        self.report(sequence, True, 0, 0, 0, 0, 0, 0)
 
     def post(self, letter: Mapping[str, Any]) -> None:
         """Leave a letter for the trainer; it goes out with this command's completion."""
@@ -247,22 +206,21 @@ class Slot:
         rendered_s = clock.frame_seconds if clock is not None else 0.0
         actions = self._expert_actions() if expert else self._read_actions(chunk)
         executed, framed, last = self._run_actions(row, chunk, actions)
+        if clock is not None:
+            self._count_rendering(clock.frame_seconds - rendered_s)
         obs, reward, terminated, truncated, info = last
         ended = bool(terminated or truncated)
         if executed < chunk:
             self._reward_rows[row][executed:chunk] = 0.0
-        frames = None if framed else self._last_frames(ended=ended)
+        frames = None if framed else self._timed(self._last_frames, ended=ended)
         if not every:
             self._write(row, 0, obs, frames)
         if watch is not None:
             success = _succeeds(info)
-            watch.next({**obs, **frames} if frames else obs, float(reward), success=success)
+            seen = {**obs, **frames} if frames else obs
+            self._watched(watch.next, seen, float(reward), success=success)
             if ended:
-                info = {**info, "observed_files": watch.end(success=success)}
-        if clock is not None:
-            rendered_ns = int((clock.frame_seconds - rendered_s) * 1e9)
-            self._frames_ns += rendered_ns
-            self._sim_ns -= rendered_ns
+                info = {**info, "observed_files": self._watched(watch.end, success=success)}
         self._finish(row, chunk, executed, terminated=bool(terminated), truncated=bool(truncated))
         if ended and self._settings.autoreset == "same_step":
             self._reset_in_step(row, executed - 1 if every else 0, info)
@@ -306,7 +264,7 @@ class Slot:
                 self._sim_ns += spent
                 return executed, framed, last
             if watch is not None:
-                watch.next(last[0], float(last[1]), success=_succeeds(last[4]))
+                self._watched(watch.next, last[0], float(last[1]), success=_succeeds(last[4]))
 
     def _reset(self, row: int, chunk: int) -> None:
         obs, info = self._reset_env(row, 0)
@@ -359,13 +317,13 @@ class Slot:
         observed = options.pop("observed", None) if options else None
         wanted = self._settings.frames != "none"
         if self._watch is not None:
-            wanted = self._watch.begin(observed, index) or wanted
+            wanted = self._watched(self._watch.begin, observed, index) or wanted
         self._set_frames(wanted=wanted)
         self._bind_row(row, place)
         self.publish(_RESETTING)
         obs, info = self._timed(self.env.reset, seed=seed, options=options or None)
         if self._watch is not None:
-            self._watch.first(obs)
+            self._watched(self._watch.first, obs)
         return obs, info
 
     def _call(self) -> None:
@@ -383,9 +341,20 @@ class Slot:
         value = function(*args, **kwargs)
         self._sim_ns += monotonic_ns() - began
         if clock is not None:
-            rendered_ns = int((clock.frame_seconds - rendered_s) * 1e9)
-            self._frames_ns += rendered_ns
-            self._sim_ns -= rendered_ns
+            self._count_rendering(clock.frame_seconds - rendered_s)
+        return value
+
+    def _count_rendering(self, rendered_s: float) -> None:
+        """What an env call has spent rendering counted as simulation so far."""
+        rendered_ns = int(rendered_s * 1e9)
+        self._frames_ns += rendered_ns
+        self._sim_ns -= rendered_ns
+
+    def _watched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Tell the observer something; what it takes counts as video."""
+        began = monotonic_ns()
+        value = function(*args, **kwargs)
+        self._video_ns += monotonic_ns() - began
         return value
 
     def _set_frames(self, *, wanted: bool) -> None:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
-from polyarm.vector import failures
+from polyarm.vector import failures, host
 from polyarm.vector.board import Board, Doing, Phase
 from polyarm.vector.channel import Message
 from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.launcher import ForkServerProcess
+from polyarm.vector.settings import SlotSettings
 from polyarm.vector.signals import Doorbell
-from polyarm.vector.slot import SlotSettings
 from polyarm.vector.worker import SlotPlan, WorkerPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
@@ -74,7 +74,7 @@ class Supervisor:
         self._launched = launched
         self._events: deque[Message] = deque()
         self._strikes = [0] * settings.num_envs
-        self._cpus = sorted(os.sched_getaffinity(0))
+        self._cpus = host.own_cpus()
         self.starting = True
         self.changes = 0
         """Counts what changes whom a doorbell wakes, or who may be rung."""
@@ -155,7 +155,7 @@ class Supervisor:
             self.fail(worker, failures.from_failed_start(event, plans))
             self._replace(worker)
         elif event["event"] == "threads":
-            self._fall_back(event["threads"])
+            self._fall_back(event["reason"])
             worker.deferred += self._owed(worker)
             self._replace(worker)
 
@@ -285,11 +285,11 @@ class Supervisor:
             f" {self._plans[worker.slots[0]].spec.name}) cannot be killed"
         )
 
-    def _fall_back(self, threads: int) -> None:
+    def _fall_back(self, reason: str) -> None:
         if self._options.mode != "never":
             warnings.warn(
-                f"importing this env starts {threads} threads, so workers cannot be forked safely;"
-                f" starting fresh interpreters instead (slower; start='fresh' silences this)",
+                f"{reason}, so workers cannot be forked safely; starting fresh interpreters instead"
+                f" (slower; start='fresh' silences this)",
                 RuntimeWarning,
                 stacklevel=2,
             )

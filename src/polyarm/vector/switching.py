@@ -10,7 +10,7 @@ import gymnasium
 from polyarm.errors import SlotError
 from polyarm.vector.commands import Commands
 from polyarm.vector.engine import Engine
-from polyarm.vector.slot import SlotSettings
+from polyarm.vector.settings import SlotSettings
 from polyarm.vector.worker import SlotPlan
 
 

@@ -29,8 +29,9 @@ from polyarm.errors import DisplayError
 from polyarm.vector import process
 from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
 from polyarm.vector.memory import Block, Mail
+from polyarm.vector.settings import SlotSettings
 from polyarm.vector.signals import ATTENTION, announce
-from polyarm.vector.slot import Shared, Slot, SlotSettings
+from polyarm.vector.slot import Shared, Slot
 
 _CALL, _SWITCH, _CLOSE = int(Op.CALL), int(Op.SWITCH), int(Op.CLOSE)
 _SEQUENCE, _OP = int(Command.SEQUENCE), int(Command.OP)
@@ -242,7 +243,7 @@ class Worker:
             try:
                 if op == _SWITCH:
                     self._switch(slot)
-                    slot.report(sequence, False, 0, 0, 0, 0, 0)
+                    slot.report(sequence, False, 0, 0, 0, 0, 0, 0)
                 else:
                     if self._broken:
                         self._repair(slot)
@@ -331,6 +332,7 @@ def run_worker(
 def main() -> None:
     """Entry of a fresh interpreter: ``python -m polyarm.vector.worker <server pid> <fds…>``."""
     server, plan_fd, *fds = (int(argument) for argument in sys.argv[1:])
+    os.setsid()
     process.die_with(server)
     with open(plan_fd, "rb") as file:
         search_path, blob = pickle.load(file)

@@ -125,6 +125,9 @@ def test_the_first_env_is_filmed_or_all_of_them(num_workers, tmp_path):
         str(tmp_path / f"videos/toy/count-10/{index}.mp4") for index in (0, 3)
     ]
     assert (one.frames, one.env_steps) == (0, 60)
+    filmed = run_bench(toy(**options, profile_timing=True))
+    assert filmed.profile.video > 0
+    assert filmed.profile.other >= 0
     every = run_bench(toy(**options, video_all=True, cameras=("front",), video_stride=5))
     assert len(every.videos) == every.episodes == 6
     assert all(Path(video).stat().st_size for video in every.videos)

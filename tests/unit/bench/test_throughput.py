@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyarm import make_vec
 from polyarm.bench.profile import CallClock
 from polyarm.bench.throughput import BenchOptions, run_bench
 from polyarm.errors import InvalidCall, UnknownName
+from polyarm.testing import SlowEnv
 
 ENGINES = pytest.mark.parametrize("num_workers", [0, 2, None], ids=["serial", "shared", "full"])
 WORKER_PARTS = ("sim", "frames", "obs", "video", "toggle", "other")
@@ -85,6 +88,19 @@ def test_the_timing_split_sums_to_the_wall_time(num_workers, action_chunk):
     assert split.video == 0
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_rendering_after_an_early_end_is_rendering_and_no_simulation(num_workers):
+    early = partial(SlowEnv, step_s=0.01, frame_s=0.03, length=3)
+    with make_vec(early, num_envs=1, num_workers=num_workers) as envs:
+        envs.reset()
+        envs.step_chunk(np.zeros((1, 8, 2), np.float32))
+        spent = {name: int(value[0]) / 1e9 for name, value in envs.timings_ns().items()}
+    total = spent.pop("total")
+    assert 0.03 <= spent["sim"] < 0.06
+    assert 0.03 <= spent["frames"] < 0.06
+    assert 0.9 * total < sum(spent.values()) <= total
+
+
 def test_without_profile_timing_there_is_no_split():
     assert run_bench(toy()).profile is None
 
@@ -135,18 +151,20 @@ def test_the_critical_worker_is_the_one_with_the_largest_sum_of_its_slots():
         "frames": np.array([5, 6, 0, 0]),
         "obs": np.array([1, 1, 2, 0]),
         "toggle": np.array([0, 0, 3, 0]),
+        "video": np.array([2, 1, 0, 0]),
     }
     nobody = np.zeros(4, np.bool_)
     assert clock.add(7, 200, timings, nobody) == 110
     split = clock.split()
     assert (split.sim, split.frames, split.obs, split.toggle) == (90e-9, 11e-9, 2e-9, 0)
-    assert (split.other, split.ipc) == (7e-9, 90e-9)
+    assert (split.video, split.other, split.ipc) == (3e-9, 4e-9, 90e-9)
     assert clock.wall_ns == 207
 
 
 def test_a_failed_slot_has_no_timings_of_this_call():
     clock = CallClock(num_envs=2, num_workers=2)
-    timings = dict.fromkeys(("total", "sim", "frames", "obs", "toggle"), np.array([500, 20]))
+    parts = ("total", "sim", "frames", "obs", "toggle", "video")
+    timings = dict.fromkeys(parts, np.array([500, 20]))
     assert clock.add(0, 100, timings, np.array([True, False])) == 20
 
 

@@ -45,6 +45,36 @@ def test_a_quota_is_rounded_down_to_whole_cores(cgroup, quota, cores):
     assert host.cores() == cores
 
 
+@pytest.mark.parametrize(("rank", "first", "number"), [(0, 0, 5), (1, 5, 5), (2, 10, 6)])
+def test_ranks_of_a_host_pin_their_workers_to_cpus_of_their_own(
+    cgroup, monkeypatch, rank, first, number
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    assert host.own_cpus() == list(range(first, first + number))
+
+
+def test_more_ranks_than_cpus_share_them(cgroup, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 7})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
+    pinned = []
+    for rank in range(5):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        pinned.append(host.own_cpus())
+    assert all(len(each) == 1 for each in pinned)
+    assert {each[0] for each in pinned} == {3, 7}
+
+
+def test_a_task_that_srun_has_bound_pins_to_all_its_cpus(cgroup, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5})
+    for name, value in {
+        "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
+        "SLURM_CPUS_PER_TASK": "2", "SLURM_NTASKS_PER_NODE": "2",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert host.own_cpus() == [4, 5]
+
+
 def test_a_quota_above_the_affinity_changes_nothing(cgroup):
     cgroup("cpu.max", "9900000 100000")
     assert host.cores() == 16

@@ -9,7 +9,7 @@ from polyarm import WorkerDied
 from polyarm.contracts import EnvSpec
 from polyarm.testing import CrashingEnv
 from polyarm.vector.board import Board, board_segment
-from polyarm.vector.slot import SlotSettings
+from polyarm.vector.settings import SlotSettings
 from polyarm.vector.supervisor import Supervisor
 from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
@@ -107,3 +107,14 @@ def test_time_in_which_the_trainer_did_something_else_is_no_wait_for_a_start(wai
     waiting.check_deadlines(1000.0, set())
     waiting.check_deadlines(9000.0, set())
     assert waiting.fatal is None
+
+
+def test_a_worker_that_not_even_sigkill_ends_is_left_behind_with_a_warning(waiting):
+    (worker,) = waiting._workers
+    worker.pid, worker.kill_at, worker.give_up_at = 4711, 1000.0, 1002.0
+    waiting.check_deadlines(1001.0, {0})
+    assert waiting.fatal is None
+    with pytest.warns(ResourceWarning, match="pid 4711.* does not die of SIGKILL"):
+        waiting.check_deadlines(1003.0, {0})
+    assert "pid 4711, slots [0], toy/count-3) cannot be killed" in str(waiting.fatal)
+    waiting.check_deadlines(1004.0, {0})  # said once
