@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -164,3 +165,39 @@ def test_a_server_asked_to_terminate_ends_everything(probe):
     os.kill(look.server_pid, signal.SIGTERM)
     look.wait_until(lambda: not any(look.running(pid) for pid in pids))
     close_at_once(envs)
+
+
+HOLDER = """
+import ctypes, os, sys, time
+
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.ptrace(0x4206, int(sys.argv[1]), None, None) != 0:  # PTRACE_SEIZE
+    sys.exit(os.strerror(ctypes.get_errno()))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "finalizer"])
+def test_a_process_that_nobody_can_end_is_left_behind_with_a_warning(probe, how):
+    """Like one stuck in a driver: who traces a process keeps it from being reaped."""
+    envs = polyarm.make_vec(counting, num_envs=2)
+    envs.reset()
+    pid = probe(envs).pid(1)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(pid)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with holder:
+        try:
+            if holder.stdout.readline() != "held\n":
+                pytest.skip(f"tracing a process is not allowed here: {holder.stderr.read()}")
+            began = time.monotonic()
+            with pytest.warns(ResourceWarning, match=rf"\[{pid}\] do not die of SIGKILL"):
+                envs.close() if how == "close" else envs._finalizer()
+            assert time.monotonic() - began < 12
+        finally:
+            holder.kill()
+    envs.close()

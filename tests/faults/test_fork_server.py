@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -16,7 +20,14 @@ import pytest
 
 import polyarm
 from polyarm.errors import ForkServerDied, WorkerDied
-from polyarm.testing import CountingEnv, CrashingEnv, ForkingEnv, HangingEnv, SegfaultingEnv
+from polyarm.testing import (
+    CountingEnv,
+    CrashingEnv,
+    ForkingEnv,
+    HangingEnv,
+    SegfaultingEnv,
+    SlowEnv,
+)
 from polyarm.vector import host
 from polyarm.vector.board import Phase
 from polyarm.vector.launcher import ForkServerProcess
@@ -239,6 +250,25 @@ def test_a_constructor_that_starts_threads_leads_to_fresh_interpreters_too(probe
         assert envs.step(look.actions())[1].tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_a_fork_server_that_has_threads_itself_forks_nothing(probe, tmp_path, monkeypatch, start):
+    code = (
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="Python starts with 2 threads here.*sitecustomize"):
+        envs = polyarm.make_vec(partial(CountingEnv, length=10), num_envs=2, start=start)
+    with envs:
+        look = probe(envs)
+        assert not look.zygote_pids()
+        envs.reset()
+        os.kill(look.pid(1), signal.SIGKILL)
+        assert envs.step(look.actions())[-1]["error"][1].kind == "died"
+        envs.step(look.actions())
+        assert envs.step(look.actions())[1].tolist() == [3, 1]
+
+
 def test_repeated_deaths_leave_nothing_in_the_server(probe):
     with polyarm.make_vec(
         lambda: SegfaultingEnv(at=1), num_envs=2, max_restarts=1000, start="built"
@@ -358,3 +388,77 @@ def test_the_trainers_death_counts_even_while_a_forked_copy_lives(run_script, wa
         assert running(copy)
     finally:
         os.kill(copy, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_no_more_envs_are_built_at_a_time_than_there_are_cores(tmp_path, start):
+    """Different envs, so that every one needs a build of its own."""
+
+    def build(number):
+        mine = tmp_path / f"building-{number}"
+        mine.touch()
+        together = len(list(tmp_path.glob("building-*")))
+        time.sleep(0.15)
+        mine.unlink()
+        (tmp_path / f"built-{number}-among-{together}").touch()
+        return CountingEnv(length=10)
+
+    num_envs = host.cores() + 4
+    tasks = [partial(build, number) for number in range(num_envs)]
+    with polyarm.make_vec(tasks, num_envs=num_envs, start=start) as envs:
+        envs.reset()
+    most = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("built-*")]
+    assert len(most) >= num_envs
+    assert max(most) <= host.cores()
+
+
+def test_forked_workers_draw_numbers_of_their_own_and_run_no_exit_handlers(tmp_path):
+    def build():
+        atexit.register((tmp_path / "exited").touch)
+
+        class DrawingEnv(CountingEnv):
+            def draw(self):
+                return random.random(), float(np.random.random())
+
+        return DrawingEnv(length=10)
+
+    with polyarm.make_vec(build, num_envs=4, start="built") as envs:
+        drawn = envs.call("draw")
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 4
+    assert not (tmp_path / "exited").exists()
+
+
+@pytest.mark.frames
+@pytest.mark.simulator
+def test_the_fork_server_and_its_zygotes_have_one_thread_and_no_gl_context(probe):
+    """Mesa loads the driver that draws with the first context."""
+    cameras = {"cameras": ("corner2",), "image_size": (32, 32), "display": "egl"}
+    with polyarm.make_vec("metaworld/reach-v3", num_envs=2, **cameras) as envs:
+        look = probe(envs)
+        envs.reset()
+        pids = [look.server_pid, *look.zygote_pids()]
+        draws = Path(f"/proc/{look.pid(0)}/maps").read_text()
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+        assert [len(os.listdir(f"/proc/{pid}/task")) for pid in pids] == [1] * len(pids)
+    drivers = ("swrast", "libgallium")
+    assert any(name in draws for name in drivers)
+    assert not [name for name in drivers for text in maps if name in text]
+
+
+def test_nobody_spins_while_an_env_takes_its_time(probe):
+    with polyarm.make_vec(lambda: SlowEnv(step_s=1.5), num_envs=2) as envs:
+        look = probe(envs)
+        envs.reset()
+        pids = [os.getpid(), look.server_pid, look.pid(0)]
+        before = [ticks(pid) for pid in pids]
+        envs.step(look.actions())
+        spent = [ticks(pid) - start for pid, start in zip(pids, before, strict=True)]
+    # A core that is busy for a second and a half has 150 ticks.
+    assert max(spent) <= 30, spent
+
+
+def ticks(pid):
+    """CPU time of a process, in hundredths of a second."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)

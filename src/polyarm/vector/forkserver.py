@@ -9,36 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 
 from polyarm.display import xvfb
 from polyarm.display.xvfb import SharedScreen
-from polyarm.vector import host, process
+from polyarm.vector import host, interpreter, process
 from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.nursery import Nursery
 from polyarm.vector.orders import Start
 from polyarm.vector.watcher import Watcher
 
-# What a Python with packages of its own runs: it is to find this polyarm, but nothing beside it.
-_PACKAGE = str(Path(__file__).absolute().parents[1])
-_FOREIGN_START = """
-import importlib.util, sys
-spec = importlib.util.spec_from_file_location("polyarm", {0!r} + "/__init__.py")
-sys.modules["polyarm"] = package = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(package)
-from polyarm.vector.worker import main
-main()
-"""
-
 _MEMORY_CHECK_S = 0.2
+_FORKS_PER_BUILD = 4
+"""Workers forked from built envs that may get ready at once, for each build that may be made."""
 _FAREWELL_S = 5.0
 
 
@@ -163,16 +152,23 @@ class ForkServer:
 
     def _start_queued(self) -> None:
         """Pass starts on, builds in workers only as fast as cores and memory allow."""
-        while self._queue:
-            start = self._queue[0]
-            if start.message["mode"] != "built":
-                building = sum(not child.start.built for child in self._children.values())
-                building += len(self._ordered)
-                room = host.available_memory() // self._largest_build
-                if building >= min(self._max_builds, max(1, room)):
-                    return
-            self._queue.popleft()
-            self._order(start)
+        while self._queue and self._has_room(self._queue[0]):
+            self._order(self._queue.popleft())
+
+    def _has_room(self, start: Start) -> bool:
+        """Whether a worker, or the zygote that it waits for, may build now.
+
+        A worker forked from built envs has nothing to do but to get its display, so more of them
+        may be on their way at once.
+        """
+        room = max(1, host.available_memory() // self._largest_build)
+        under_way = [child.start for child in self._children.values() if not child.start.built]
+        under_way += self._ordered
+        forked = len([each for each in under_way if each.message["mode"] == "built"])
+        if start.message["mode"] == "built" and self._nursery.has_zygote_for(start.message):
+            return forked < min(_FORKS_PER_BUILD * self._max_builds, room)
+        building = len(under_way) - forked + self._nursery.building()
+        return building < min(self._max_builds, room)
 
     @property
     def _ordered(self) -> list[Start]:
@@ -194,39 +190,13 @@ class ForkServer:
 
     def _exec(self, start: Start) -> None:
         """Start a worker in a fresh interpreter."""
-        plan_fd = os.memfd_create("polyarm-plan")
-        with open(plan_fd, "wb", closefd=False) as file:
-            # Another Python has packages of its own.
-            search_path = None if start.message["interpreter"] else self._search_path
-            pickle.dump((search_path, start.message["plan"]), file)
-        os.lseek(plan_fd, 0, os.SEEK_SET)
-        doorbell_fd, stderr_fd = start.hand_over()
-        fds = (*self._kept, doorbell_fd)
-        arguments = [str(os.getpid()), str(plan_fd), *map(str, fds)]
-        pid = os.fork()
-        if pid == 0:
-            os.setsid()
-            os.dup2(stderr_fd, 2)
-            for fd in (plan_fd, *fds):
-                os.set_inheritable(fd, True)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            environment = {**os.environ, **start.message["environment"]}
-            # -P keeps files of the working folder from hiding the standard library.
-            python, command = sys.executable, [sys.executable, "-P", "-m", "polyarm.vector.worker"]
-            if (other := start.message["interpreter"]) is not None:
-                python, command = other, [other, "-P", "-c", _FOREIGN_START.format(_PACKAGE)]
-                environment.pop("PYTHONPATH", None)
-            command += arguments
-            try:
-                os.execve(python, command, environment)
-            except OSError as error:
-                os.write(2, f"cannot start {python}: {error}\n".encode())
-            finally:
-                os._exit(71)
-        for fd in (plan_fd, doorbell_fd, stderr_fd):
-            os.close(fd)
-        self._started(start, pid)
+        try:
+            pid = interpreter.spawn(start, self._kept, self._search_path)
+        except OSError as error:
+            python = start.message["interpreter"] or sys.executable
+            self._failed(start, {"message": f"cannot start {python}: {error}"})
+        else:
+            self._started(start, pid)
 
     def _started(self, start: Start, pid: int) -> None:
         child = Child(start, pid)
@@ -263,14 +233,14 @@ class ForkServer:
         self._watcher.unwatch(start.capture.read_fd)
         start.drop()
 
-    def _threads_found(self, start: Start, threads: int) -> None:
-        """The zygote cannot fork safely; the trainer will ask for a fresh interpreter."""
+    def _threads_found(self, start: Start, reason: str) -> None:
+        """No worker can be forked safely; the trainer will ask for a fresh interpreter."""
         self._tell(
             {
                 "event": "threads",
                 "worker": start.worker,
                 "generation": start.generation,
-                "threads": threads,
+                "reason": reason,
             }
         )
         self._watcher.unwatch(start.capture.read_fd)
@@ -370,7 +340,7 @@ class ForkServer:
         self._tell({"event": "tail", "worker": worker, "stderr": text})
 
     def _kill_everything(self) -> None:
-        """Kill all descendants, adopt what they leave, and kill that too."""
+        """Kill all descendants, adopt what they leave, and kill that too; say what will not die."""
         end = time.monotonic() + _FAREWELL_S
         if self._screen is not None:
             self._screen.close()
@@ -384,6 +354,9 @@ class ForkServer:
                 while pid := os.waitpid(-1, os.WNOHANG)[0]:
                     xvfb.remove_files(pid, self._displays.pop(pid, ()))
             time.sleep(0.002)
+        if pids:
+            self._tell({"event": "left behind", "pids": pids})
+            self._flush()
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -129,18 +130,30 @@ class ForkServerProcess:
         """End the server and everything below it; gives up on the unkillable with a warning."""
         with contextlib.suppress(OSError):
             self.channel.send({"op": "close"})
-        self.channel.close()
+        with contextlib.suppress(OSError):
+            self.channel.sock.shutdown(socket.SHUT_WR)  # says the same to one that reads no more
         try:
             self._process.wait(_LINGER_S)
+            alive = self._left_behind()
         except subprocess.TimeoutExpired:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-            warnings.warn(
-                f"the fork server (pid {self._process.pid}) could not end all its workers in time",
-                ResourceWarning,
-                stacklevel=2,
-            )
+            alive = f"the fork server (pid {self._process.pid}) could not end all its workers"
+        finally:
+            self.channel.close()
+        if alive:
+            warnings.warn(f"{alive}; leaving them behind", ResourceWarning, stacklevel=2)
+
+    def _left_behind(self) -> str:
+        """What the server could not end, by its last message."""
+        pids: list[int] = []
+        while messages := self.channel.receive():
+            for message in messages:
+                pids += message.get("pids", [])
+                for fd in message["fds"]:
+                    os.close(fd)
+        return f"processes {pids} do not die of SIGKILL" if pids else ""
 
 
 def _digest(data: bytes) -> str:

@@ -34,7 +34,7 @@ class Nursery:
         budget: Bytes that idle built zygotes may hold together.
         on_started: Called with a start and the pid of its worker.
         on_failed: Called with a start and the reason it failed, as a message.
-        on_threads: Called with a start whose zygote has several threads and cannot fork.
+        on_threads: Called with a start that nobody can fork safely, and whose threads are why.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Nursery:
         budget: int,
         on_started: Callable[[Start, int], None],
         on_failed: Callable[[Start, Message], None],
-        on_threads: Callable[[Start, int], None],
+        on_threads: Callable[[Start, str], None],
     ) -> None:
         self._watcher = watcher
         self._kept = kept
@@ -60,6 +60,10 @@ class Nursery:
     def order(self, start: Start) -> None:
         """Have a worker for ``start``: the zygote's spare if there is one, else a new fork."""
         handle = self._zygote_for(start.message)
+        if handle is None:
+            reason = f"Python starts with {process.thread_count()} threads here"
+            self._on_threads(start, f"{reason} (by a sitecustomize or .pth file)")
+            return
         spare, handle.spare = handle.spare, None
         if spare is None or not self._employ(spare, start):
             self._pass_on(handle, start)
@@ -162,6 +166,14 @@ class Nursery:
         spares = (handle.spare for handle in self if handle.spare is not None)
         return {one.pid for one in (*self, *spares) if one.pid is not None}
 
+    def has_zygote_for(self, message: Message) -> bool:
+        """Whether the envs of a start have been built, or are about to be."""
+        return _built_key(message) in self._handles
+
+    def building(self) -> int:
+        """How many zygotes build envs, or are about to."""
+        return sum(handle.key[0] == "built" and not handle.ready for handle in self)
+
     def expecting(self) -> bool:
         """Whether a process may exist whose pid has not been reported yet."""
         return any(handle.sent for handle in self)
@@ -206,15 +218,17 @@ class Nursery:
             self._on_death(handle)
             return True
 
-    def _zygote_for(self, message: Message) -> Handle:
-        environment = tuple(sorted(message["environment"].items()))
-        imports: Key = ("imports", message["imports_key"], environment)
+    def _zygote_for(self, message: Message) -> Handle | None:
+        """The zygote that forks this worker; None if this process cannot fork one safely."""
+        imports: Key = ("imports", message["imports_key"], _environment(message))
         if message["mode"] == "imports":
             return self._handles.get(imports) or self._fork_imports(imports, message)
-        built: Key = ("built", message["build_key"], environment)
+        built = _built_key(message)
         if (handle := self._handles.get(built)) is not None:
             return handle
         parent = self._handles.get(imports) or self._fork_imports(imports, message)
+        if parent is None:
+            return None
         ours, theirs = Channel.pair()
         preparation = {"op": "build", "plan": message["plan"]}
         channel = Channel(ours, blocking=False)
@@ -234,7 +248,9 @@ class Nursery:
         handle.expect_answer()
         self._send(handle, handle.preparation)
 
-    def _fork_imports(self, key: Key, message: Message) -> Handle:
+    def _fork_imports(self, key: Key, message: Message) -> Handle | None:
+        if process.thread_count() != 1:
+            return None
         ours, theirs = Channel.pair()
         preparation = {
             "op": "preload",
@@ -285,7 +301,15 @@ class Nursery:
             self.fail(item, reason)
         elif isinstance(item, Spare):
             item.close(self._watcher)
-        elif reason.get("threads", 1) > 1:
-            self._on_threads(item, reason["threads"])
+        elif (threads := reason.get("threads", 1)) > 1:
+            self._on_threads(item, f"importing this env starts {threads} threads")
         else:
             self._on_failed(item, reason)
+
+
+def _environment(message: Message) -> Key:
+    return tuple(sorted(message["environment"].items()))
+
+
+def _built_key(message: Message) -> Key:
+    return ("built", message["build_key"], _environment(message))

@@ -37,6 +37,10 @@ class Watcher:
         self.unwatch(capture.read_fd)
         capture.close()
 
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._selector.close()
+
     def run_once(self, timeout_s: float | None) -> None:
         """Wait for something to be ready and act on it."""
         for key, _ in self._selector.select(timeout_s):
