@@ -69,11 +69,15 @@ class AsynchronousEnv(BlockEnv):
             ring.write_actions(chosen, arrays, chunk or 1)
         rows = ring.advance(chosen)
         ring.use_chunk(chosen)
-        if self._options.check_lifetimes:
-            for slot, row in zip(chosen, rows, strict=True):
-                ring.poison(np.array([slot]), int(row))
+        self._expire(chosen, rows)
         self._commands.write(chosen, op, rows, chunk or 1)
         self._commands.send(chosen, op, chunk)
+
+    def _expire(self, slots: Slots, rows: Slots) -> None:
+        """Spoil rows whose views are no longer valid once these are written, for debugging."""
+        if self._options.check_lifetimes:
+            for slot, row in zip(slots, rows.tolist(), strict=True):
+                self._ring.poison(np.array([slot]), row)
 
     def executed_actions(self, slot: int, steps: int) -> Array:
         """The first ``steps`` actions of the slot's last chunk, ``(steps, …)``, owned.
@@ -120,6 +124,7 @@ class AsynchronousEnv(BlockEnv):
         self._episodes.begin(chosen, seed, options)
         rows = self._ring.advance(chosen)
         self._ring.use_chunk(chosen)
+        self._expire(chosen, rows)
         self._commands.write(chosen, Op.RESET, rows, 1)
         if options:
             observed = options.pop("observed", None) or [None] * len(chosen)

@@ -66,6 +66,8 @@ class VectorEnv(AsynchronousEnv):
             ring.copy(slot, int(before[slot]), row, ring.chunk)
             ring.shorten(slot, row)
         ring.use_chunk(slots)
+        if self._options.check_lifetimes:
+            ring.poison(_ALL, row)
         waiting = slots
         while len(waiting):
             some = waiting if len(waiting) < self.num_envs else None

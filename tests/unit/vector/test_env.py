@@ -148,6 +148,23 @@ def test_a_checked_view_is_spoiled_by_the_second_following_step_and_not_before(m
             assert (view["pixels/front"] == 0xDB).all()
 
 
+@pytest.mark.parametrize("frames", ["last", "every"])
+def test_a_reset_spoils_views_that_have_expired_as_a_step_does(make, frames):
+    env = make(CountingEnv, check_lifetimes=True, frames=frames)
+    first, _ = env.reset(seed=0)
+    second, *_ = env.step(NOTHING)
+    kept = copy.deepcopy(second)
+    third, _ = env.reset(options={"reset_mask": np.array([True, False, False, True])})
+    assert np.isnan(first["state"]).all()
+    assert data_equivalence(second, kept, exact=True)
+    kept = copy.deepcopy(third)
+    env.send_reset([0, 1])
+    env.recv(2)
+    assert np.isnan(second["state"][:2]).all()
+    assert not np.isnan(second["state"][2:]).any()
+    assert data_equivalence(third, kept, exact=True)
+
+
 def test_lifetimes_are_checked_for_each_slot_on_its_own(make):
     env = make(CountingEnv, check_lifetimes=True)
     obs, _ = env.reset(seed=0)
