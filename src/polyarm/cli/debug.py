@@ -39,6 +39,8 @@ class DebugOptions(NamesTasks):
         display: How frames are rendered: auto, egl, osmesa, xvfb, xvfb-shared, external or none.
         ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number: its envs
             render there, and its policy computes there.
+        policy_gpus: GPUs that ranks compute on, such as 0-3, dealt to them in turn.
+        render_gpus: GPUs that ranks render on, such as 4-7 or 4,6, dealt to them in turn.
     """
 
     task: str = "metaworld/reach-v3"
@@ -65,6 +67,8 @@ class DebugOptions(NamesTasks):
     seed: int = 0
     display: str = "auto"
     ddp_bind_gpu: bool = False
+    policy_gpus: str | None = None
+    render_gpus: str | None = None
 
 
 def run(options: DebugOptions) -> int:

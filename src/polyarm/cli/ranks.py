@@ -19,6 +19,14 @@ class Ranked(Shared, Protocol):
     def ddp_bind_gpu(self) -> bool:
         """Whether each is bound to the one of its local number."""
 
+    @property
+    def policy_gpus(self) -> str | None:
+        """Those that policies compute on."""
+
+    @property
+    def render_gpus(self) -> str | None:
+        """Those that envs render on."""
+
 
 def announce(share: Share, options: Ranked, errors: Console) -> None:
     """End with the launcher, bind this rank to its GPU, and say how envs are shared.
@@ -30,8 +38,7 @@ def announce(share: Share, options: Ranked, errors: Console) -> None:
     slurm.meet()
     if options.num_envs_total is not None and share.rank.leads:
         errors.print(f"envs_per_rank={list(share.envs_per_rank)}", markup=False)
-    policy = getattr(options, "policy_gpus", None)
-    render = getattr(options, "render_gpus", None)
+    policy, render = options.policy_gpus, options.render_gpus
     if options.ddp_bind_gpu and (policy is not None or render is not None):
         raise InvalidCall(
             "--ddp-bind-gpu has a rank compute and render on one GPU, --policy-gpus and"

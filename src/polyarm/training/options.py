@@ -15,7 +15,8 @@ _POSITIVE = ("train_lr", "clip", "max_grad_norm", "first_std")
 _LAST_SEED = 2**29
 _MAY_CHANGE = (
     *("train_updates", "num_workers", "out", "fresh", "stop_after", "report_to", "device"),
-    *("eval_every", "eval_episodes", "checkpoint_every", "display", "ddp_bind_gpu"),
+    *("eval_every", "eval_episodes", "checkpoint_every", "display"),
+    *("ddp_bind_gpu", "policy_gpus", "render_gpus"),
 )
 
 
@@ -71,7 +72,10 @@ class TrainOptions(NamesTasks):
         device: Where the policy computes: auto (CUDA where there is any), cpu, cuda, cuda:1 …
         seed: Seed of the episodes, of the policy and of its noise.
         display: What a simulator runs on, or renders with; auto is none without cameras.
-        ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number.
+        ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number: its envs
+            render there, and its policy learns there.
+        policy_gpus: GPUs that ranks learn on, such as 0-3, dealt to them in turn.
+        render_gpus: GPUs that ranks render on, such as 4-7 or 4,6, dealt to them in turn.
     """
 
     task: str = "metaworld/reach-v3"
@@ -115,6 +119,8 @@ class TrainOptions(NamesTasks):
     seed: int = 0
     display: str = "auto"
     ddp_bind_gpu: bool = False
+    policy_gpus: str | None = None
+    render_gpus: str | None = None
 
     def check(self) -> None:
         """Refuse what makes no sense.

@@ -119,13 +119,16 @@ def test_gpus_are_bound_together_or_apart_but_not_both(flags, capsys):
     assert "leave out one or the other" in err
 
 
-def test_ranks_compute_and_render_on_gpus_of_their_own(capsys, monkeypatch):
+@pytest.mark.parametrize("command", ["bench", "debug", "train"])
+def test_ranks_compute_and_render_on_gpus_of_their_own(command, capsys, monkeypatch):
+    if command == "train":
+        pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
     monkeypatch.setenv("LOCAL_RANK", "1")
     for name in ("CUDA_VISIBLE_DEVICES", "POLYARM_RENDER_GPU"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
-    flags = ["--num-envs", "1", "--policy-gpus", "0-3", "--render-gpus", "4-7"]
-    code, *_ = polyarm(*BENCH, *flags, capsys=capsys)
+    flags = ["--policy-gpus", "0-3", "--render-gpus", "4-7"]
+    code, *_ = polyarm(*SHORT[command], *flags, capsys=capsys)
     assert code == 0
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert os.environ["POLYARM_RENDER_GPU"] == "5"
