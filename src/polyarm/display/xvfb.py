@@ -63,8 +63,7 @@ class XServer:
             try:
                 self._process.wait(_FAREWELL_S)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                _kill(self._process)
         remove_files(self.pid, [self.number])
 
 
@@ -120,14 +119,20 @@ def start(timeout_s: float = START_TIMEOUT_S) -> XServer:
             if number is not None:
                 return XServer(process, number)
             numbers = numbers_of(process.pid)
-            process.kill()
-            process.wait()
+            _kill(process)
             remove_files(process.pid, numbers)
             errors.seek(0)
             complaint = _last_words(errors.read())
         if time.monotonic() > end:
             raise RuntimeError(f"Xvfb did not answer within {timeout_s:g} s. {complaint}")
     raise RuntimeError(f"Xvfb does not start: {complaint or 'it says nothing'}")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a server that does not end by itself; one that not even this ends is left behind."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_FAREWELL_S)
 
 
 def numbers_of(pid: int) -> set[int]:

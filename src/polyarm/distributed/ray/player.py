@@ -194,7 +194,7 @@ class RayPlayer(Player):
             self._server = kind.remote(options.chunk, wait_s, str(Path.cwd()))
         loading = self._server.load.remote(policy, group)
         try:
-            if not ray.wait([loading], timeout=LONG_S)[0]:
+            while not ray.wait([loading], timeout=LONG_S)[0]:
                 _log.warning("still loading the policy: `ray status` says who has the GPUs")
             traits: dict[str, Any] = ray.get(loading)
         except ray.exceptions.RayTaskError as error:
