@@ -19,6 +19,9 @@ from polyarm.vector.settings import SlotSettings
 
 Slots = NDArray[np.intp]
 
+_ENOUGH = 32
+"""Infos of one slot after which nobody is waited for that has not been reset and stepped yet."""
+
 
 class InfoAssembler:
     """Puts the infos of a batch together, and learns which keys can travel in the block.
@@ -35,6 +38,7 @@ class InfoAssembler:
         self._learning = settings.infos == "auto"
         self._seen: list[dict[str, Any]] = []
         self._unseen = {(slot, op) for slot in range(settings.num_envs) for op in ("reset", "step")}
+        self._mailed = [0] * settings.num_envs
         self._named: set[str] = set()
         self._all: Slots = np.arange(settings.num_envs, dtype=np.intp)
         self._letters = engine.board.results[:, Result.LETTER]
@@ -67,7 +71,7 @@ class InfoAssembler:
                     self._learn(slot, letter, reset=steps[place] == 0)
         if failures:
             self._add_errors(infos, chosen, failures)
-        if self._learning and not self._unseen:
+        if self._learning and (not self._unseen or max(self._mailed) >= _ENOUGH):
             self._learning = False
             self._ring.set_schema(learn_schema(self._seen))
             self._seen.clear()
@@ -95,6 +99,7 @@ class InfoAssembler:
         if self._learning and "info" in letter:
             self._unseen.discard((slot, "reset" if reset or "final" in letter else "step"))
             self._seen.append(letter["info"])
+            self._mailed[slot] += 1
             if "final" in letter:
                 self._unseen.discard((slot, "step"))
                 self._seen.append(letter["final"]["final_info"])

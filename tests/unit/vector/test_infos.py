@@ -10,7 +10,8 @@ import torch
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 
-from polyarm.testing import InfoEnv
+from polyarm.testing import CountingEnv, InfoEnv
+from polyarm.vector.board import Result
 from polyarm.vector.infos import (
     InfoReader,
     InfoWriter,
@@ -68,6 +69,38 @@ def test_numbers_travel_at_every_step_and_the_rest_at_resets_and_ends(make):
         assert keys(info) == {"count", "label", "began"}
         assert info["label"].tolist() == ["reset"] * 4
         assert info["count"].tolist() == [0] * 4
+
+
+def letters(env):
+    """Bytes that came by mail with the last answers."""
+    return env._engine.board.results[:, Result.LETTER].tolist()
+
+
+def test_nothing_is_pickled_between_a_reset_and_an_episodes_end(make):
+    env = make(partial(CountingEnv, length=10))
+    actions = np.zeros((4, 2), np.float32)
+    env.reset()
+    env.step(actions)
+    assert all(letters(env))  # what the keys are is learnt from these
+    for step in range(2, 10):
+        *_, info = env.step(actions)
+        assert info["step"].tolist() == [step] * 4
+        assert letters(env) == [0] * 4
+    env.step(actions)
+    assert all(letters(env))
+
+
+def test_a_slot_that_never_steps_does_not_have_the_others_pickle_for_ever(make):
+    env = make(partial(CountingEnv, length=1000))
+    env.reset()
+    actions = np.zeros((3, 2), np.float32)
+    for step in range(1, 50):
+        env.send(actions, [0, 1, 2])
+        assert env.recv(3).info["step"].tolist() == [step] * 3
+    assert letters(env)[:3] == [0] * 3
+    env.send(actions[:1], [3])
+    assert env.recv(1).info["step"].tolist() == [1]
+    assert letters(env)[3] == 0
 
 
 def test_a_dropped_key_is_named_once(make):
