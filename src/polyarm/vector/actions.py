@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -57,7 +57,7 @@ class ActionCheck:
         checked: list[Array] = []
         chunk: int | None = None
         for place, leaf in enumerate(self._leaves):
-            array = self._array(actions, leaf)
+            array = self._array(actions, leaf, slots)
             is_chunk = array.ndim == len(leaf.shape) + 2
             if chunked is not None and is_chunk is not chunked:
                 is_chunk = chunked
@@ -76,21 +76,19 @@ class ActionCheck:
             checked.append(self._check_values(array if is_chunk else array[:, None], leaf, slots))
         return checked, chunk
 
-    def _array(self, actions: Any, leaf: Leaf) -> Array:
+    def _array(self, actions: Any, leaf: Leaf, slots: Slots) -> Array:
         try:
             value = pick(actions, leaf.path)
         except (KeyError, TypeError, IndexError):
             raise InvalidAction(f"the actions have no {leaf.label!r}") from None
         if hasattr(value, "detach"):
             value = value.detach().cpu()
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise InvalidAction(f"action {leaf.label!r} is not an array: {error}") from None
+        if (array := _as_array(value)) is None:
+            raise InvalidAction(f"{_misfit(value, leaf, slots)}the actions are not an array")
         if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             raise InvalidAction(
-                f"action {leaf.label!r} has dtype {array.dtype}, the space says {leaf.dtype}; only"
-                f" casts within a kind are made"
+                f"{_misfit(value, leaf, slots)}action {leaf.label!r} has dtype {array.dtype}, the"
+                f" space says {leaf.dtype}; only casts within a kind are made"
             )
         return array
 
@@ -128,6 +126,25 @@ def discrete_limits(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
 
 def _tail(shape: tuple[int, ...]) -> str:
     return ", ".join(map(str, shape))
+
+
+def _as_array(value: Any) -> Array | None:
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return None
+
+
+def _misfit(value: Any, leaf: Leaf, slots: Slots) -> str:
+    """Names the first slot whose action does not fit, if any one is to blame."""
+    if not np.iterable(value) or isinstance(value, Mapping):
+        return ""
+    for slot, row in zip(slots, value, strict=False):
+        array = _as_array(row)
+        fits = array is not None and np.can_cast(array.dtype, leaf.dtype, "same_kind")
+        if array is None or not fits or array.shape[array.ndim - len(leaf.shape) :] != leaf.shape:
+            return f"slot {int(slot)}: action = {row!r} does not fit: "
+    return ""
 
 
 def _refusal(array: Array, bad: Array, leaf: Leaf, slots: Slots, why: str) -> InvalidAction:

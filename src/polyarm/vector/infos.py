@@ -1,8 +1,9 @@
 """Infos without pickling: numeric keys of fixed shape travel in the block, the rest by mail.
 
 The schema is learned from the first reset and the first step of every slot, whose infos are
-mailed whole, but no slot is waited for without end. From then on a worker writes known keys in place; what does not fit is mailed at
-resets and at an episode's end, and otherwise dropped and named once.
+mailed whole, but no slot is waited for without end. From then on a worker writes known keys in
+place; what does not fit is mailed at resets and at an episode's end, and otherwise dropped and
+named once.
 """
 
 from __future__ import annotations

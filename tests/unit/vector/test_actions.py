@@ -99,6 +99,25 @@ def test_an_action_of_the_wrong_kind_is_refused(make_any, actions):
     assert counts(env) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ([0], r"action = \[0\] does not fit: the actions are not an array"),
+        ([0, "x"], r"action = \[0, 'x'\] does not fit: .*dtype .*the space says float32"),
+        ([0, None], r"action = \[0, None\] does not fit: .*dtype object"),
+        ([0, 1j], r"action = \[0, 1j\] does not fit: .*dtype complex128"),
+    ],
+)
+def test_the_one_action_of_the_wrong_kind_is_named_with_its_slot(make_any, row, why):
+    env = make_any(CountingEnv)
+    env.reset(seed=0)
+    with pytest.raises(InvalidAction, match=f"slot 2: {why}"):
+        env.step([[0, 0], [0, 0], row, row])
+    with pytest.raises(InvalidAction, match=f"slot 3: {why}"):
+        env.send([[0, 0], row], slots=[1, 3])
+    assert counts(env) == (0, 0, 0, 0)
+
+
 def test_a_float_is_no_discrete_action(make_any):
     env = make_any("gym/CartPole-v1")
     env.reset(seed=0)
