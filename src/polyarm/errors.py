@@ -132,7 +132,7 @@ class BuildError(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A slot kept failing; names slot, pid, task, phase and signal."""
+    """A slot kept failing, which names slot, pid, task, phase and signal; or its worker is lost."""
 
 
 class EnvCallError(WorkerError):
@@ -151,7 +151,7 @@ class SlotError:
         kind: ``exception``, ``died``, ``hung``, ``memory`` or ``collateral`` (a neighbour's fault).
         slot: Row of the batch.
         task: Full task name.
-        phase: What the env was doing: build, reset, step, call, render, close or idle.
+        phase: What the env was doing: build, reset, step, call (``render`` too), close or idle.
         step: Index inside the chunk of the step that failed.
         message: One line: what happened.
         error_class: Class of the exception, if there was one.

@@ -22,6 +22,7 @@ from polyarm.testing import (
     SlowEnv,
 )
 from polyarm.vector.board import Phase
+from polyarm.vector.supervisor import Supervisor
 from polyarm.vector.workerstate import Stage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -43,6 +44,30 @@ class LeavingEnv(CountingEnv):
             open(self.path, "w").close()
             self.leave()
         return super().step(action)
+
+
+@pytest.mark.parametrize("start", ["built", "fresh"])
+def test_a_slots_bytes_go_to_a_new_worker_after_the_old_one_was_reaped(probe, monkeypatch, start):
+    pids, relaunched = {}, []
+    launch = Supervisor.launch
+
+    def watched(self, worker):
+        if worker.index in pids:
+            relaunched.append(worker.index)
+            assert not Path(f"/proc/{pids[worker.index]}").exists()
+        launch(self, worker)
+
+    monkeypatch.setattr(Supervisor, "launch", watched)
+    with polyarm.make_vec(counting, num_envs=3, start=start) as envs:
+        look = probe(envs)
+        envs.reset()
+        for _ in range(3):
+            pids = dict(enumerate(envs.worker_pids))
+            for pid in pids.values():
+                os.kill(pid, signal.SIGKILL)
+            assert all(envs.step(look.actions())[-1]["error"])
+            envs.reset()
+        assert sorted(relaunched) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("start", ["built", "imports", "fresh"])

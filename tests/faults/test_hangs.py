@@ -53,6 +53,18 @@ def test_a_hung_step_is_killed_and_its_stack_is_shown(probe, tmp_path, hold_gil,
         look.step_until(lambda result: result[1][0] == 1, steps=3)
 
 
+def test_a_deadline_is_that_of_one_step_not_of_all_a_worker_was_woken_for(probe):
+    slow = partial(SlowEnv, step_s=0.15, length=100)
+    with polyarm.make_vec(slow, num_envs=2, num_workers=1, step_timeout_s=0.8) as envs:
+        look = probe(envs)
+        envs.reset()
+        began = time.monotonic()
+        *_, info = envs.step_chunk(look.actions(6))
+        assert time.monotonic() - began > 2 * 0.8
+        assert "error" not in info
+        assert info["steps"].tolist() == [6, 6]
+
+
 def test_a_hung_reset_has_a_deadline_of_its_own(probe, tmp_path):
     once = str(tmp_path / "once")
     with polyarm.make_vec(

@@ -53,8 +53,12 @@ def test_a_slot_can_be_given_another_task(probe, workers, autoreset):
         look = probe(envs)
         envs.reset(seed=0)
         envs.step(look.actions())
+        before = envs.worker_pids
         envs.switch_task([1], "toy/count-10")
+        replaced = [old != new for old, new in zip(before, envs.worker_pids, strict=True)]
+        assert replaced == [workers == 3 and worker == 1 for worker in range(workers)]
         assert envs.tasks == ("toy/count-3", "toy/count-10", "toy/count-3")
+        assert [each["task"] for each in envs.provenance] == list(envs.tasks)
         assert envs.get_attr("length") == (3, 10, 3)
         mask = np.array([False, True, False])
         obs, _ = envs.reset(options={"reset_mask": mask})

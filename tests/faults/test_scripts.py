@@ -30,8 +30,10 @@ class MyEnv(gymnasium.Env):
     def step(self, action):
         return np.full(3, OFFSET, np.float32), 1.0, False, False, {}
 
+# %%
 OFFSET = 0.25
 envs = polyarm.make_vec(lambda: MyEnv(), num_envs=3, num_workers=2, start="%s")
+# %%
 envs.reset()
 obs, rewards, *_ = envs.step(np.zeros(3, np.int64))
 assert (obs == 0.25).all()
@@ -45,19 +47,28 @@ envs.close()
 """
 
 
+NOTEBOOK = """
+import __main__, code, sys
+
+interpreter = code.InteractiveInterpreter(vars(__main__))
+for cell in sys.stdin.read().split("# %%\\n"):
+    interpreter.runsource(cell, "<cell>", "exec")
+"""
+
+
 @pytest.mark.parametrize("start", ["built", "imports", "fresh"])
-@pytest.mark.parametrize("way", ["file", "stdin", "command"])
+@pytest.mark.parametrize("way", ["file", "stdin", "command", "notebook"])
 def test_a_script_without_a_guard_works_and_runs_once(run_script, tmp_path, way, start):
     source = textwrap.dedent(UNGUARDED % start)
     if way == "file":
         script = run_script(source)
         out, err = script.communicate(timeout=60)
     else:
-        arguments = ["-c", source] if way == "command" else ["-"]
+        commands = {"command": ["-c", source], "notebook": ["-c", NOTEBOOK], "stdin": ["-"]}
         sources = os.fspath(next(p for p in sys.path if p.endswith("src")))
         done = subprocess.run(
-            [sys.executable, *arguments],
-            input=source if way == "stdin" else None,
+            [sys.executable, *commands[way]],
+            input=None if way == "command" else source,
             text=True,
             capture_output=True,
             cwd=tmp_path,

@@ -71,7 +71,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         settings: What all slots share.
         options: How results are delivered.
         planner: Turns a task's name into a plan for a slot, for `switch_task`.
-        provenance: Per slot, the versions and settings that shape its episodes.
+        provenance: Tells the versions and settings that shape the episodes of a plan.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         settings: SlotSettings,
         options: VectorOptions,
         planner: Callable[[int, Any], SlotPlan],
-        provenance: Sequence[Mapping[str, Any]],
+        provenance: Callable[[SlotPlan], Mapping[str, Any]],
     ) -> None:
         self.closed = False
         self.num_envs = settings.num_envs
@@ -93,7 +93,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._options = options
         self._planner = planner
         self._gpu_copies = GpuCopies()
-        self.provenance = list(provenance)
+        self._provenance = provenance
         try:
             self._describe(engine.start())
             layout = settings.layout(self._env_observation_space, self.single_action_space)
@@ -153,6 +153,11 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def tasks(self) -> tuple[str, ...]:
         """Full task name of every slot."""
         return tuple(plan.spec.name for plan in self._plans)
+
+    @property
+    def provenance(self) -> list[Mapping[str, Any]]:
+        """Versions and settings that shape the episodes of every slot."""
+        return [self._provenance(plan) for plan in self._plans]
 
     @property
     def delivers_frames(self) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from polyarm.display import xvfb
 from polyarm.display.xvfb import SharedScreen
 from polyarm.vector import host, interpreter, process
+from polyarm.vector.admission import Admission
 from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.nursery import Nursery
@@ -26,8 +27,6 @@ from polyarm.vector.orders import Start
 from polyarm.vector.watcher import Watcher
 
 _MEMORY_CHECK_S = 0.2
-_FORKS_PER_BUILD = 4
-"""Workers forked from built envs that may get ready at once, for each build that may be made."""
 _FAREWELL_S = 5.0
 
 
@@ -60,8 +59,7 @@ class ForkServer:
         self._children: dict[int, Child] = {}
         self._reaped_early: dict[int, int] = {}
         self._queue: deque[Start] = deque()
-        self._largest_build = 256 << 20
-        self._max_builds = int(introduction["max_builds"])
+        self._admission = Admission(int(introduction["max_builds"]))
         self._memory_limit: int | None = introduction["memory_limit"]
         self._search_path: list[str] = introduction["search_path"]
         self._memory_checked = 0.0
@@ -156,19 +154,14 @@ class ForkServer:
             self._order(self._queue.popleft())
 
     def _has_room(self, start: Start) -> bool:
-        """Whether a worker, or the zygote that it waits for, may build now.
-
-        A worker forked from built envs has nothing to do but to get its display, so more of them
-        may be on their way at once.
-        """
-        room = max(1, host.available_memory() // self._largest_build)
+        """Whether a worker, or the zygote that it waits for, may build now."""
         under_way = [child.start for child in self._children.values() if not child.start.built]
         under_way += self._ordered
         forked = len([each for each in under_way if each.message["mode"] == "built"])
         if start.message["mode"] == "built" and self._nursery.has_zygote_for(start.message):
-            return forked < min(_FORKS_PER_BUILD * self._max_builds, room)
+            return self._admission.allows(forked, forked=True)
         building = len(under_way) - forked + self._nursery.building()
-        return building < min(self._max_builds, room)
+        return self._admission.allows(building, forked=False)
 
     @property
     def _ordered(self) -> list[Start]:
@@ -202,7 +195,7 @@ class ForkServer:
         child = Child(start, pid)
         self._children[pid] = child
         if start.built:
-            self._measure(pid)
+            self._admission.learn(pid)
         message = {
             "event": "started",
             "worker": start.worker,
@@ -258,12 +251,8 @@ class ForkServer:
                 if (start.worker, start.generation) == (worker, generation):
                     start.built = True
                     if start in running:
-                        self._measure(running[start])
+                        self._admission.learn(running[start])
         self._nursery.evict()
-
-    def _measure(self, pid: int) -> None:
-        """Learn what a build takes from a worker that has just made one."""
-        self._largest_build = max(self._largest_build, host.private_memory(pid))
 
     def _reap(self, signal_fd: int) -> None:
         with contextlib.suppress(BlockingIOError):

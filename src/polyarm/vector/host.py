@@ -80,6 +80,10 @@ def available_memory() -> int:
         if limit != "max" and current.is_file():
             used = int(current.read_text()) - _droppable(file.with_name("memory.stat"))
             room = min(room, int(limit) - used)
+    old = _CGROUP / "memory"  # cgroup v1
+    if (limit_file := old / "memory.limit_in_bytes").is_file():
+        used = int((old / "memory.usage_in_bytes").read_text()) - _droppable(old / "memory.stat")
+        room = min(room, int(limit_file.read_text()) - used)
     return max(room, 0)
 
 
@@ -88,7 +92,8 @@ def _droppable(stat: Path) -> int:
     if not stat.is_file():
         return 0
     lines = (line.split() for line in stat.read_text().splitlines())
-    return sum(int(value) for name, value in lines if name in ("inactive_file", "active_file"))
+    names = ("inactive_file", "active_file")
+    return sum(int(value) for name, value in lines if name in names)
 
 
 def raise_descriptor_limit(needed: int) -> None:

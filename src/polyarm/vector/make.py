@@ -12,7 +12,7 @@ import cloudpickle
 import gymnasium
 
 from polyarm import registry
-from polyarm.contracts import EnvSpec, ForkMode, Suite
+from polyarm.contracts import EnvSpec, ForkMode
 from polyarm.errors import InvalidCall, UnknownName
 from polyarm.vector import host, screens
 from polyarm.vector.block_env import VectorOptions
@@ -176,15 +176,17 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         seed=seed,
         scatter=mode == "built" and workers > 0 and not episodic,
     )
-    provenance = [
-        {
-            **_provenance(suite, spec),
-            "display": screen.name,
-            "renderer": screen.description,
-            "display_variables": dict(screen.env),
-        }
-        for suite, spec in zip(suites, dealt, strict=True)
-    ]
+    drawn = {
+        "display": screen.name,
+        "renderer": screen.description,
+        "display_variables": dict(screen.env),
+    }
+
+    def provenance(plan: SlotPlan) -> Mapping[str, Any]:
+        description = registry.load(plan.location).describe(plan.spec)
+        own = {"task": plan.spec.name} if description is None else description.provenance
+        return {**own, **drawn}
+
     return VectorEnv(engine, plans, settings, delivery, plan, provenance)
 
 
@@ -194,11 +196,6 @@ def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:
     arguments |= arguments.pop("suite_options")
     made: VectorEnv = getattr(importlib.import_module(module), name)(where, arguments)
     return made
-
-
-def _provenance(suite: Suite, spec: EnvSpec) -> Mapping[str, Any]:
-    description = suite.describe(spec)
-    return {"task": spec.name} if description is None else description.provenance
 
 
 def _check_counts(num_envs: int, num_workers: int | None, ring: int) -> None:

@@ -280,9 +280,11 @@ class Supervisor:
         )
         self.changes += 1
         worker.stage = Stage.LOST
+        phase = Phase(int(self._board.workers[worker.index, Doing.PHASE])).name.lower()
         self.fatal = WorkerDied(
             f"worker {worker.index} (pid {worker.pid}, slots {list(worker.slots)},"
-            f" {self._plans[worker.slots[0]].spec.name}) cannot be killed"
+            f" {self._plans[worker.slots[0]].spec.name}, phase {phase}) cannot be killed, not even"
+            f" by SIGKILL"
         )
 
     def _fall_back(self, reason: str) -> None:

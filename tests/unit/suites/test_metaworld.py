@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -76,11 +77,23 @@ def test_the_description_holds_spaces_and_everything_that_shapes_an_episode() ->
         "pixels/corner": (256, 256, 3),
     }
     assert description.action_space.shape == (4,)
-    provenance = description.provenance
-    assert {"metaworld", "mujoco", "success", "max_steps", "shadow_size"} <= provenance.keys()
-    assert provenance["goal"] == "hidden"
-    assert "[0.75, 0.075, 0.7]" in provenance["cameras"]["corner2"]
-    assert provenance["cameras"]["corner"] == "as in Meta-World"
+    cheap = {"shadow_size": 256, "msaa": 0}
+    chosen = {"goal": "hidden", "reward_version": "v1", "success": "last", "max_steps": 99, **cheap}
+    described = SUITE.describe(spec("push-v3", "corner2", "corner", **chosen)).provenance
+    assert described == {
+        "metaworld": version("metaworld"),
+        "mujoco": version("mujoco"),
+        "task": "push-v3",
+        "instruction": description.provenance["instruction"],
+        "cameras": {
+            "corner2": "moved to [0.75, 0.075, 0.7], image turned by 180 degrees",
+            "corner": "as in Meta-World",
+        },
+        "image_size": [256, 256],
+        "terminate_on_success": False,
+        **chosen,
+    }
+    assert described["instruction"] == "Push the puck to a goal"
 
 
 def test_requirements_name_the_command_that_installs_them() -> None:

@@ -153,6 +153,16 @@ def test_file_pages_that_can_be_dropped_count_as_available(cgroup):
     assert host.available_memory() == 8 * 2**20
 
 
+def test_a_memory_limit_of_an_old_group_counts_too(cgroup):
+    limit = cgroup("memory/memory.limit_in_bytes", str(10 * 2**20))
+    cgroup("memory/memory.usage_in_bytes", str(9 * 2**20))
+    cgroup("memory/memory.stat", f"inactive_file {3 * 2**20}\ntotal_inactive_file {5 * 2**20}\n")
+    assert host.available_memory() == 4 * 2**20
+    unlimited = 2**63 - 4096
+    limit.write_text(str(unlimited))
+    assert 10 * 2**20 < host.available_memory() < unlimited - 9 * 2**20
+
+
 def test_forked_workers_have_one_thread_and_fresh_ones_their_share(cgroup):
     assert set(host.thread_limits(4, forked=True).values()) == {"1", "4"}
     limits = host.thread_limits(4, forked=False)

@@ -11,18 +11,29 @@ from hypothesis import strategies as st
 from polyarm.errors import UnsupportedSpace
 from polyarm.vector.layout import BlockLayout, leaves, nest, pick, segment, without_frames
 
-DTYPES = [np.uint8, np.int8, np.int32, np.int64, np.float32, np.float64]
+DTYPES = [np.bool_, np.uint8, np.int8, np.uint16, np.int32, np.int64]
+DTYPES += [np.float16, np.float32, np.float64]
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 KEYS = st.text("abxyz/._", min_size=1, max_size=6)
 
 BOXES = st.builds(
-    lambda shape, dtype: spaces.Box(0, 100, shape, dtype), SHAPES, st.sampled_from(DTYPES)
+    lambda shape, dtype: spaces.Box(0, 1 if dtype is np.bool_ else 100, shape, dtype),
+    SHAPES,
+    st.sampled_from(DTYPES),
 )
 DISCRETES = st.builds(
     lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 9), st.integers(-5, 5)
 )
-MULTI_DISCRETES = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(spaces.MultiDiscrete)
-MULTI_BINARIES = st.integers(1, 6).map(spaces.MultiBinary)
+FULL_SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=2).map(tuple)
+MULTI_DISCRETES = st.builds(
+    lambda shape, most, start: spaces.MultiDiscrete(
+        np.full(shape, most), start=np.full(shape, start)
+    ),
+    FULL_SHAPES,
+    st.integers(1, 5),
+    st.integers(-3, 3),
+)
+MULTI_BINARIES = st.one_of(st.integers(1, 6), FULL_SHAPES.map(list)).map(spaces.MultiBinary)
 LEAVES = st.one_of(BOXES, DISCRETES, MULTI_DISCRETES, MULTI_BINARIES)
 SPACES = st.recursive(
     LEAVES,
@@ -62,27 +73,35 @@ def test_fields_never_overlap_and_stay_inside_their_segment(
 
 
 @settings(max_examples=60, deadline=None)
-@given(SPACES, st.integers(0, 100))
-def test_samples_survive_the_way_through_the_block(space, seed):
-    layout = layout_of(space, spaces.Discrete(2), num_envs=3)
-    found = layout.row_segment()
-    views = found.views(mmap.mmap(-1, found.nbytes))
-    for view in views.values():
-        assert view.flags.c_contiguous
-    space.seed(seed)
-    grid = [(row, slot) for row in range(2) for slot in range(3)]
-    samples = {place: space.sample() for place in grid}
-    for place, sample in samples.items():
-        for leaf in layout.observation:
-            views[("obs", *leaf.path)][place] = pick(sample, leaf.path)
-    for place, sample in samples.items():
-        held = nest(
-            space, {leaf.path: views[("obs", *leaf.path)][place] for leaf in layout.observation}
-        )
-        for leaf in layout.observation:
-            value = np.asarray(pick(held, leaf.path))
-            assert value.dtype == leaf.dtype
-            np.testing.assert_array_equal(value, pick(sample, leaf.path))
+@given(SPACES, SPACES, st.sampled_from([(False, 1), (False, 3), (True, 1), (True, 3)]))
+def test_samples_survive_the_way_through_the_block(observation, action, delivery):
+    every, chunk = delivery
+    layout = layout_of(observation, action, num_envs=3, every=every)
+    views = {}
+    for found in (layout.row_segment(), layout.chunk_segment(chunk)):
+        views |= found.views(mmap.mmap(-1, found.nbytes))
+    assert all(view.flags.c_contiguous for view in views.values())
+    grid = (2, 3, chunk) if every else (2, 3)
+    ways = [
+        ("obs", observation, layout.observation, grid),
+        ("action", action, layout.action, (3, chunk)),
+    ]
+    samples = {
+        (name, place): space.sample()
+        for name, space, _, places in ways
+        for place in np.ndindex(*places)
+    }
+    for name, _, parts, places in ways:
+        for place in np.ndindex(*places):
+            for leaf in parts:
+                views[(name, *leaf.path)][place] = pick(samples[name, place], leaf.path)
+    for name, space, parts, places in ways:
+        for place in np.ndindex(*places):
+            held = nest(space, {leaf.path: views[(name, *leaf.path)][place] for leaf in parts})
+            for leaf in parts:
+                value = np.asarray(pick(held, leaf.path))
+                assert value.dtype == leaf.dtype
+                np.testing.assert_array_equal(value, pick(samples[name, place], leaf.path))
 
 
 @settings(max_examples=60, deadline=None)

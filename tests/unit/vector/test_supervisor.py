@@ -116,5 +116,6 @@ def test_a_worker_that_not_even_sigkill_ends_is_left_behind_with_a_warning(waiti
     assert waiting.fatal is None
     with pytest.warns(ResourceWarning, match="pid 4711.* does not die of SIGKILL"):
         waiting.check_deadlines(1003.0, {0})
-    assert "pid 4711, slots [0], toy/count-3) cannot be killed" in str(waiting.fatal)
+    found = "pid 4711, slots [0], toy/count-3, phase idle) cannot be killed, not even by SIGKILL"
+    assert found in str(waiting.fatal)
     waiting.check_deadlines(1004.0, {0})  # said once
