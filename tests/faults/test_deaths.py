@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -21,7 +22,7 @@ from polyarm.testing import (
     SegfaultingEnv,
     SlowEnv,
 )
-from polyarm.vector.board import Phase
+from polyarm.vector.board import Command, Phase, Result
 from polyarm.vector.supervisor import Supervisor
 from polyarm.vector.workerstate import Stage
 
@@ -44,6 +45,77 @@ class LeavingEnv(CountingEnv):
             open(self.path, "w").close()
             self.leave()
         return super().step(action)
+
+
+class UnluckyEnv(CountingEnv):
+    """Raises in a step, then dies in its reset and spoils its neighbour's next constructor."""
+
+    def __init__(self, folder):
+        super().__init__(length=100)
+        self.raise_now, self.died = Path(folder, "raise"), Path(folder, "died")
+
+    def reset(self, **options):
+        if self.raise_now.exists() and not self.died.exists():
+            self.died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(**options)
+
+    def step(self, action):
+        if self.raise_now.exists() and not self.died.exists():
+            raise ValueError("raised in step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_a_build_that_fails_says_nothing_of_slots_it_never_came_to(probe, tmp_path, start):
+    died, told = tmp_path / "died", tmp_path / "told"
+
+    def first():
+        if died.exists() and not told.exists():
+            told.touch()
+            raise RuntimeError("cannot build now")
+        return counting()
+
+    tasks = [first, lambda: UnluckyEnv(tmp_path)]
+    with polyarm.make_vec(tasks, num_envs=2, num_workers=1, start=start) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.step(look.actions())
+        (tmp_path / "raise").touch()
+        kinds = []
+        for _ in range(5):
+            error = envs.step(look.actions())[-1].get("error", [None, None])
+            kinds.append([each and each.kind for each in error])
+        assert kinds[:2] == [[None, "exception"], ["collateral", "died"]]
+        assert kinds[-1] == [None, None]
+        if start == "imports":
+            assert kinds[2] == ["exception", "collateral"]
+
+
+def test_a_death_is_heard_of_though_others_always_have_answers(probe):
+    """A caller slower than the envs never has to wait."""
+    with polyarm.make_vec(partial(CountingEnv, length=10**6), num_envs=4) as envs:
+        look = probe(envs)
+        envs.reset()
+        envs.send(look.actions())
+        os.kill(look.pid(0), signal.SIGSTOP)
+        envs.recv(3)
+        envs.send(look.actions()[1:], [1, 2, 3])
+        os.kill(look.pid(0), signal.SIGKILL)
+        for _ in range(200):
+            look.wait_until(lambda: len(arrived(envs)) >= 2, within_s=10)
+            ready = envs.recv(1, timeout_s=5)
+            if 0 in ready.slots:
+                break
+            envs.send(look.actions()[: len(ready.slots)], ready.slots)
+        assert ready.info["error"][ready.slots.tolist().index(0)].kind == "died"
+
+
+def arrived(envs):
+    """Slots other than the first whose results are in the block."""
+    board = envs._engine.board
+    finished = board.results[1:, Result.SEQUENCE] == board.commands[1:, Command.SEQUENCE]
+    return np.flatnonzero(finished)
 
 
 @pytest.mark.parametrize("start", ["built", "fresh"])

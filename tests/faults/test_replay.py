@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 import polyarm
-from polyarm.errors import BuildError, UnknownName
+from polyarm.errors import BuildError, InvalidCall, UnknownName
 from polyarm.testing import CountingEnv, CrashingEnv
+from polyarm.vector.workerstate import Stage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -82,6 +84,37 @@ def test_a_switch_counts_for_the_restarted_env_as_well(probe, workers):
         os.kill(look.pid(1), signal.SIGKILL)
         look.step_until(lambda result: "error" in result[-1], steps=2)
         assert envs.get_attr("length") == (10, 10, 3)
+
+
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_a_slot_that_is_being_restarted_can_switch_in_the_background(probe, start):
+    """It may be ready, and the trainer not know, when its slot is to hold another env."""
+    with polyarm.make_vec("toy/count-10", num_envs=2, start=start) as envs:
+        look = probe(envs)
+        envs.reset(seed=0)
+        os.kill(look.pid(0), signal.SIGKILL)
+        assert envs.step(look.actions())[-1]["error"][0].kind == "died"
+        worker, announced = look.engine._workers[0], look.engine._completions.read_fd
+        while worker.stage is not Stage.STARTING:
+            look.engine._serve(0.005)
+        assert select.select([announced], [], [], 20)[0]
+        envs.send_reset([0], task="toy/count-50")
+        assert envs.recv(1, timeout_s=20).slots.tolist() == [0]
+        assert envs.get_attr("length") == (50, 10)
+        assert envs.step(look.actions())[1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_switch_in_the_background_refuses_a_wrong_episode_before_it_begins(probe, workers):
+    with polyarm.make_vec("toy/count-10", num_envs=2, num_workers=workers) as envs:
+        look = probe(envs)
+        envs.reset(seed=0)
+        with pytest.raises(InvalidCall, match="episode indices start at 0, found -1"):
+            envs.send_reset([0], task="toy/count-50", options={"episodes": [-1]})
+        with pytest.raises(InvalidCall, match="a seed must be"):
+            envs.send_reset([0], task="toy/count-50", seed=-1)
+        assert envs.tasks == ("toy/count-10", "toy/count-10")
+        assert envs.step(look.actions())[1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -24,6 +24,7 @@ from scipy.spatial.transform import Rotation
 Float64s = NDArray[np.float64]
 
 _MOCAP_QUAT = np.array([1.0, 0.0, 1.0, 0.0])
+_ACTION_SIZE = 4
 _NUM_CURRENT = 18
 """Numbers in an observation that tell of now; as many of the step before follow, then the goal."""
 
@@ -55,6 +56,8 @@ class LeanStep:
         sim = self._sim
         if sim.curr_path_length >= sim.max_path_length:
             raise ValueError("the episode is over: reset the env before its next step")
+        if len(action) != _ACTION_SIZE:
+            raise ValueError(f"an action has {_ACTION_SIZE} numbers, found {len(action)}")
         self._move(action)
         sim.curr_path_length += 1
         # Meta-World puts its target sites in place here, and computes all sites anew right after.

@@ -67,6 +67,7 @@ class AsynchronousEnv(BlockEnv):
         ring.reserve(chunk or 1)
         if arrays is not None:
             ring.write_actions(chosen, arrays, chunk or 1)
+        self._commands.underway = chosen, chunk
         rows = ring.advance(chosen)
         ring.use_chunk(chosen)
         self._expire(chosen, rows)
@@ -111,17 +112,18 @@ class AsynchronousEnv(BlockEnv):
             return
         plans = {slot: self._planner(slot, task) for slot in chosen.tolist()}
         dealt = deal_options(options or {}, len(chosen))
+        self._episodes.check(chosen, seed, options or {})
         self._commands.forget_losses(chosen)
         self._ledger.switched(chosen)
         for (slot, plan), own in zip(plans.items(), dealt, strict=True):
             one = np.array([slot], np.intp)
-            self._ledger.pending[slot] = None
             self._switches.begin(slot, plan, partial(self._reset_now, one, seed, own))
 
     def _reset_now(self, chosen: Slots, seed: Seed, options: dict[str, Any] | None) -> None:
         options = dict(options or {})
         self._commands.forget_losses(chosen)
         self._episodes.begin(chosen, seed, options)
+        self._commands.underway = chosen, None
         rows = self._ring.advance(chosen)
         self._ring.use_chunk(chosen)
         self._expire(chosen, rows)
@@ -166,18 +168,25 @@ class AsynchronousEnv(BlockEnv):
         for slot in failures:
             self._ring.fail(slot, chunk or 1)
         rows = self._ring.slot_row[slots]
-        rewards, terminated, truncated, info = self._collect(slots, rows, chunk, failures, lengths)
+        rewards, flags, info = self._collect(slots, rows, chunk, failures, lengths)
         obs = self._own(self._ring.observe(slots, chunk, lengths)) if observe else None
-        del engine.done[: len(answers)]
-        for slot, _ in answers:
-            del pending[slot]
-        return Ready(slots, obs, rewards, terminated, truncated, info)
+        received = partial(self._received, slots.tolist())
+        self._ledger.settle(slots, rows, failures, (flags, info["steps"]), received)
+        return Ready(slots, obs, rewards, flags[0], flags[1], info)
+
+    def _received(self, slots: list[int]) -> None:
+        """These are no longer pending; an interrupt finds all of them so, or none."""
+        ledger, engine = self._ledger, self._engine
+        done = engine.done[len(slots) :]
+        pending = {slot: chunk for slot, chunk in ledger.pending.items() if slot not in slots}
+        engine.done, ledger.pending = done, pending
 
     def observe(self, slots: Sequence[int] | Slots) -> Any:
         """The newest observations of idle slots, gathered into a buffer that is filled again.
 
         Not with ``frames="every"``, where a slot has many.
         """
+        self._require_open()
         chosen = self._ledger.idle(slots, "observe")
         if self._settings.frames == "every":
             raise InvalidCall("observe() needs frames='last' or 'none'; recv() has every frame")

@@ -67,7 +67,6 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Args:
         engine: What runs the slots.
-        plans: What each slot holds.
         settings: What all slots share.
         options: How results are delivered.
         planner: Turns a task's name into a plan for a slot, for `switch_task`.
@@ -77,7 +76,6 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def __init__(
         self,
         engine: Engine,
-        plans: Sequence[SlotPlan],
         settings: SlotSettings,
         options: VectorOptions,
         planner: Callable[[int, Any], SlotPlan],
@@ -88,7 +86,6 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._engine = engine
         self._maker_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _close_engine, engine, self._maker_pid)
-        self._plans = list(plans)
         self._settings = settings
         self._options = options
         self._planner = planner
@@ -113,7 +110,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)
         self._copies = CopyPool()
         self._commands = Commands(engine, self._ring, self._ledger, self._episodes)
-        self._switches = Switches(engine, self._commands, self._plans, self._fits)
+        self._switches = Switches(engine, self._commands, self._ledger, self._fits)
 
     def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
         first = descriptions[0]
@@ -121,9 +118,10 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._fits = BatchFit(self._settings, first["observation_space"], first["action_space"])
         for slot, other in enumerate(descriptions):
             if not self._fits(other["observation_space"], other["action_space"]):
+                tasks = self.tasks
                 raise BuildError(
-                    f"slots 0 ({self._plans[0].spec.name}) and {slot}"
-                    f" ({self._plans[slot].spec.name}) cannot share a batch: their spaces differ:\n"
+                    f"slots 0 ({tasks[0]}) and {slot} ({tasks[slot]}) cannot share a batch: their"
+                    f" spaces differ:\n"
                     f"  {first['observation_space']}, {first['action_space']}\n"
                     f"  {other['observation_space']}, {other['action_space']}"
                 )
@@ -142,22 +140,23 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         The newest row is ``row``; after `rewind`, rows are in the order of time.
         """
+        self._require_open()
         return {**self._ring.history(), "row": int(self._ring.slot_row[0])}
 
     @property
     def specs(self) -> tuple[EnvSpec, ...]:
         """What each slot's env was built from."""
-        return tuple(plan.spec for plan in self._plans)
+        return tuple(plan.spec for plan in self._engine.plans)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Full task name of every slot."""
-        return tuple(plan.spec.name for plan in self._plans)
+        return tuple(plan.spec.name for plan in self._engine.plans)
 
     @property
     def provenance(self) -> list[Mapping[str, Any]]:
         """Versions and settings that shape the episodes of every slot."""
-        return [self._provenance(plan) for plan in self._plans]
+        return [self._provenance(plan) for plan in self._engine.plans]
 
     @property
     def delivers_frames(self) -> bool:
@@ -217,15 +216,15 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         chunk: int | None,
         failures: dict[int, SlotError],
         lengths: Sequence[int] | None = None,
-    ) -> tuple[Array, Array, Array, dict[str, Any]]:
+    ) -> tuple[Array, Array, dict[str, Any]]:
         """Rewards, flags and infos of slots, or all of them, that have answered."""
-        flags, steps = self._ledger.settle(slots, rows, failures)
+        flags, steps = self._ring.flags(slots, rows)
         info = self._infos.assemble(slots, failures, steps)
         info["steps"] = steps
         every = self._settings.frames == "every"
         valid = self._ring.frame_valid(slots, rows, chunk, lengths) if every else flags[2]
         info["frame_valid"] = valid
-        return self._ring.rewards(slots, rows, chunk, lengths), flags[0], flags[1], info
+        return self._ring.rewards(slots, rows, chunk, lengths), flags, info
 
     def _own(self, obs: Any) -> Any:
         return self._copies.copy(obs) if self._options.copy else obs
@@ -239,6 +238,8 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise ClosedEnv("this vector env has been closed")
         self._engine.require_alive()
         self._commands.recover()
+        if self._switches.unsure:
+            self._switches.recover()
 
 
 def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> None:

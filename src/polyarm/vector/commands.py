@@ -19,6 +19,7 @@ from polyarm.vector.board import EPOCH_SHIFT, Command, Op
 from polyarm.vector.engine import Done, Engine
 from polyarm.vector.envcalls import CallMode
 from polyarm.vector.episodes import Episodes
+from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.worker import SlotPlan
@@ -46,7 +47,7 @@ class Commands:
         self._episodes = episodes
         self._written: tuple[int, int, int, int] | None = None
         self.underway: tuple[Slots, int | None] | None = None
-        """A step or reset that has been published and not been entered in the books."""
+        """A step or reset that has been begun and not been entered in the books."""
         self.calling: set[int] = set()
         """Slots of calls or switches that have been published and whose answers are not taken."""
 
@@ -148,7 +149,6 @@ class Commands:
         if self.underway is None:
             return
         slots, chunk = self.underway
-        self.underway = None
         owing, pending = self._engine.owing(), self._ledger.pending
         for slot in slots.tolist():
             if slot in owing:
@@ -156,7 +156,9 @@ class Commands:
             else:
                 pending.pop(slot, None)
         never = np.array([slot for slot in slots.tolist() if slot not in owing], np.intp)
-        self._ring.restore(never)
+        if len(never):
+            self._ring.restore(never)
+        self.underway = None  # last: what interrupts this is recovered from in the same way
 
     def forget_losses(self, slots: Slots, *, ended: bool = False) -> None:
         """Slots that lost their env between episodes, or are being reset: no episode was cut.
@@ -174,8 +176,9 @@ class Commands:
         """Dispatch commands; slots that lost their env while idle answer at once."""
         sent = list(self._ledger.everybody) if slots is self._ledger.all else slots.tolist()
         if self._engine.lost and op is not Op.RESET:
-            for slot in slots.tolist():
-                if (failure := self._engine.lost.pop(slot, None)) is not None:
-                    self._engine.done.append((slot, failure))
-                    sent.remove(slot)
+            with HandlersWait():
+                for slot in slots.tolist():
+                    if (failure := self._engine.lost.pop(slot, None)) is not None:
+                        self._engine.done.append((slot, failure))
+                        sent.remove(slot)
         self._engine.dispatch(sent, op)

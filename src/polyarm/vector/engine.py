@@ -25,6 +25,8 @@ class Engine(Protocol):
     mail: Mail
     done: list[Done]
     """Answers that have come in; whoever delivers them removes them."""
+    plans: list[SlotPlan]
+    """What each slot holds, or is about to hold."""
     lost: dict[int, SlotError]
     """Idle slots whose env is gone, and why; whoever reads an entry removes it."""
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,7 @@ class VectorEnv(AsynchronousEnv):
         commands.forget_losses(slots)
         self._episodes.begin(slots, seed, options)
         ring, before = self._ring, self._ring.slot_row.copy()
+        commands.underway = self._ledger.all, None
         row = ring.advance_all()
         for slot in np.setdiff1d(self._ledger.all, slots).tolist():
             ring.copy(slot, int(before[slot]), row, ring.chunk)
@@ -75,20 +77,23 @@ class VectorEnv(AsynchronousEnv):
             if options:
                 commands.write_letters(waiting, [options] * len(waiting))
             failures = commands.run(waiting, Op.RESET, None)
+            well = np.setdiff1d(waiting, sorted(failures)).astype(np.intp)
+            told, then = ring.flags(well, row), partial(self._try_again, list(failures))
+            self._ledger.settle(well, row, {}, told, then)
             waiting = np.array(sorted(failures), np.intp)
-            for slot in failures:
-                self._episodes.failed(slot, resetting=False)
-            if failures:
-                commands.delivered()
-        _, steps = self._ledger.settle(slots, row, {})
-        infos = self._infos.assemble(slots, {}, steps)
-        commands.delivered()
+        infos = self._infos.assemble(slots, {}, ring.flags(slots, row)[1])
         if len(slots) < self.num_envs:
             infos = widen(infos, slots, self.num_envs)
         every = self._settings.frames == "every"
         flags, _ = ring.flags(None, row)
         infos["frame_valid"] = ring.frame_valid(None, row, None) if every else flags[2]
         return self._own(ring.observe_all(row, None)), infos
+
+    def _try_again(self, failed: list[int]) -> None:
+        """Resets have been answered; those that failed are commanded anew."""
+        for slot in failed:
+            self._episodes.failed(slot, resetting=False)
+        self._commands.delivered()
 
     def step(self, actions: Any) -> Step:
         """Step all slots once.
@@ -134,6 +139,7 @@ class VectorEnv(AsynchronousEnv):
         if length > ring.chunk.capacity:
             ring.reserve(length)
         ring.write_actions(_ALL, arrays, length)
+        commands.underway = ledger.all, chunk
         row = ring.advance_all()
         ring.use_chunk(None)
         if self._options.check_lifetimes:
@@ -142,9 +148,9 @@ class VectorEnv(AsynchronousEnv):
         failures = commands.run(ledger.all, Op.STEP, chunk)
         for slot in failures:
             ring.fail(slot, length)
-        rewards, terminated, truncated, info = self._collect(None, row, chunk, failures)
-        commands.delivered()
-        return self._own(ring.observe_all(row, chunk)), rewards, terminated, truncated, info
+        rewards, flags, info = self._collect(None, row, chunk, failures)
+        ledger.settle(None, row, failures, (flags, info["steps"]), commands.delivered)
+        return self._own(ring.observe_all(row, chunk)), rewards, flags[0], flags[1], info
 
     def rewind(self) -> None:
         """Carry the newest row to row 0: the next T - 1 steps fill rows 1 to T - 1 in order."""
@@ -227,7 +233,7 @@ class VectorEnv(AsynchronousEnv):
         """Give idle slots another task; they must be reset, or are by their next step."""
         self._require_open()
         chosen = self._ledger.idle(slots, "switch_task")
-        before = {slot: self._plans[slot] for slot in chosen.tolist()}
+        before = {slot: self._engine.plans[slot] for slot in chosen.tolist()}
         after = {slot: self._planner(slot, task) for slot in before}
         self._ledger.switched(chosen)
         problems = self._switches.run(after)

@@ -9,6 +9,7 @@ slot is reseeded from its seed and its number of restarts.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,14 @@ class Episodes:
             self._begin_episodes(slots, seed, start, chosen)
         else:
             self._begin_seeds(slots, seed)
+
+    def check(self, slots: Slots, seed: Seed, options: Mapping[str, Any]) -> None:
+        """Refuse what `begin` would refuse.
+
+        Raises:
+            InvalidCall: The seed or an option makes no sense.
+        """
+        copy.deepcopy(self).begin(slots, seed, dict(options))
 
     def _begin_episodes(self, slots: Slots, seed: Seed, start: Any, chosen: Any) -> None:
         if chosen is not None:

@@ -8,6 +8,7 @@ starts, fails, dies) holds handlers back instead.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -57,7 +58,8 @@ class HandlersWait:
         """All signals that have arrived, although the handler of one may raise."""
         if self._arrived:
             try:
-                signal.raise_signal(self._arrived.pop(0))
+                number = self._arrived.pop(0)
+                self._handlers[number](number, sys._getframe())
             finally:
                 self._deliver()
 

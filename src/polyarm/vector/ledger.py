@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from polyarm.errors import InvalidCall, SlotError
 from polyarm.vector.engine import Engine
 from polyarm.vector.episodes import Episodes
+from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.layout import Array
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import Autoreset
@@ -82,21 +83,32 @@ class Ledger:
             self._eventful = True
 
     def settle(
-        self, slots: Slots | None, rows: Slots | int, failures: Mapping[int, SlotError]
-    ) -> tuple[Array, Array]:
-        """Enter what slots, or all of them, have answered.
+        self,
+        slots: Slots | None,
+        rows: Slots | int,
+        failures: Mapping[int, SlotError],
+        told: tuple[Array, Array],
+        then: Callable[[], None],
+    ) -> None:
+        """Enter what slots have answered, and take the answers away: both or neither.
 
-        Returns:
-            Copies of the flags (terminated, truncated, frame_valid), ``(3, n)``, and of the steps.
+        Args:
+            slots: Who has answered; None for all.
+            rows: Where their observations lie.
+            failures: Those that failed.
+            told: Their flags, ``(3, n)``, and the steps they ran.
+            then: Takes the answers away.
         """
-        ring = self._ring
-        flags, steps = ring.flags(slots, rows)
+        ring, (flags, steps) = self._ring, told
         ring.settled(slots, rows)
         goes_on = ring.goes_on(int(rows)) if slots is None else not np.count_nonzero(flags[:2])
         # Most steps neither end nor start an episode; whoever has made none was reset.
         if self._eventful or failures or not goes_on or np.count_nonzero(steps) < len(steps):
-            self._enter_events(self.all if slots is None else slots, flags, steps, failures)
-        return flags, steps
+            with HandlersWait():
+                self._enter_events(self.all if slots is None else slots, flags, steps, failures)
+                then()
+        else:
+            then()
 
     def _enter_events(
         self, slots: Slots, flags: Array, steps: Array, failures: Mapping[int, SlotError]

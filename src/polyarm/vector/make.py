@@ -187,7 +187,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         own = {"task": plan.spec.name} if description is None else description.provenance
         return {**own, **drawn}
 
-    return VectorEnv(engine, plans, settings, delivery, plan, provenance)
+    return VectorEnv(engine, settings, delivery, plan, provenance)
 
 
 def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:

@@ -62,8 +62,11 @@ class Ring:
         self._space = space
         self.layout = layout
         self.epoch = 0
+        """How many segments workers are to know; counted once all is ready for one more."""
         self.rows = self._append(SegmentKind.ROWS, layout.row_segment(), layout.digest())
+        self.epoch += 1
         self.chunk = self._append_chunk(1)
+        self.epoch += 1
         self.infos: InfoReader | None = None
         self.slot_row: Slots = np.zeros(layout.num_envs, np.intp)
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
@@ -91,7 +94,6 @@ class Ring:
             offset,
             size,
         )
-        self.epoch += 1
         return segment.views(self._block.map(offset, segment.nbytes))
 
     def _append_chunk(self, capacity: int) -> Chunk:
@@ -102,14 +104,16 @@ class Ring:
         """Make room for chunks of this length; grows geometrically after the first time."""
         if chunk > self.chunk.capacity:
             first = self.chunk.capacity == 1
-            self.chunk = self._append_chunk(chunk if first else max(chunk, 2 * self.chunk.capacity))
+            made = self._append_chunk(chunk if first else max(chunk, 2 * self.chunk.capacity))
+            self.chunk, self.epoch = made, self.epoch + 1
 
     def set_schema(self, schema: tuple[InfoKey, ...]) -> None:
         """Fix which info keys travel in the block."""
         num_envs = self.layout.num_envs
         letter = self._mail.put(num_envs, schema, to_worker=True)
         views = self._append(SegmentKind.INFO, info_segment(schema, num_envs), letter)
-        self.infos = InfoReader(schema, views)
+        reader = InfoReader(schema, views)
+        self.infos, self.epoch = reader, self.epoch + 1
 
     def write_actions(self, slots: Slots | slice, arrays: list[Array], chunk: int) -> None:
         """Put checked actions, ``(n, K, …)`` per leaf, where workers read them."""
@@ -153,10 +157,13 @@ class Ring:
         return rows
 
     def restore(self, slots: Slots) -> None:
-        """Go back to the rows of these slots' last observations: no newer ones will come."""
-        if len(slots):
-            self.slot_row[slots] = self._last_row[slots]
-            self._aligned = False
+        """Go back to where these slots' last observations lie: no newer ones will come."""
+        if self._last_chunk is not self.slot_chunk:
+            for slot in slots.tolist():
+                self._move(slot, self._last_chunk[slot])
+        self.slot_row[slots] = self._last_row[slots]
+        self._row = int(self.slot_row[0])
+        self._aligned = bool((self.slot_row == self._row).all())
 
     def settled(self, slots: Slots | None, rows: Slots | int) -> None:
         """Note that slots, or all, have complete observations in these rows."""

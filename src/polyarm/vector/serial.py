@@ -55,7 +55,7 @@ class SerialEngine:
         self._before = {name: os.environ.get(name) for name in (*environment, "DISPLAY")}
         os.environ.update(environment)
         self._screen = open_screen() if own_screen else None
-        self._plans = list(plans)
+        self.plans = list(plans)
         self._max_restarts = max_restarts
         self._strikes = [0] * settings.num_envs
         self.done: list[Done] = []
@@ -73,7 +73,7 @@ class SerialEngine:
 
     def start(self) -> list[dict[str, Any]]:
         """Build all envs; returns a description per slot."""
-        for plan in self._plans:
+        for plan in self.plans:
             try:
                 self._build(plan.index)
             except Exception as error:
@@ -119,12 +119,13 @@ class SerialEngine:
 
     def set_attribute(self, slot: int, name: str, value: Any) -> None:
         """Remember an attribute, to be set again when the slot's env is rebuilt."""
-        plan = self._plans[slot]
-        self._plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
+        plan = self.plans[slot]
+        self.plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
 
     def switch(self, slot: int, plan: SlotPlan) -> None:
         """Give a slot another env."""
-        self._plans[slot] = plan
+        self.plans[slot] = plan
+        self._broken.add(slot)  # also if an interrupt ends the build: it is tried again
         try:
             self._close_env(self._slots[slot])
             self._build(slot)
@@ -151,7 +152,7 @@ class SerialEngine:
         self.mail.close()
 
     def _build(self, index: int) -> None:
-        plan = self._plans[index]
+        plan = self.plans[index]
         self._slots[index].publish(Phase.BUILD)
         env = build(plan)
         attach_display(plan, env)
@@ -168,7 +169,7 @@ class SerialEngine:
 
     def _failed(self, slot: int, op: Op, error: Exception) -> None:
         letter = {**describe_error(error), **self._slots[slot].doing()}
-        failure = from_letter(letter, self._plans[slot], 0, "")
+        failure = from_letter(letter, self.plans[slot], 0, "")
         self.done.append((slot, failure))
         if op is Op.CALL:
             return

@@ -137,7 +137,7 @@ class Supervisor:
 
     def _handle(self, event: Message, before_death: Callable[[], None]) -> None:
         self._heard_at = time.monotonic()
-        if event["event"] == "tail":
+        if event["event"] in ("tail", "left behind"):
             return
         worker = self._workers[event["worker"]]
         if event["generation"] != worker.generation:
@@ -151,8 +151,10 @@ class Supervisor:
         if event["event"] == "ended":
             self._on_ended(worker, event)
         elif event["event"] == "failed":
-            plans = [self._plans[slot] for slot in worker.slots]
-            self.fail(worker, failures.from_failed_start(event, plans))
+            if not worker.leaving:
+                plans = [self._plans[slot] for slot in worker.slots]
+                self.fail(worker, failures.from_failed_start(event, plans))
+            worker.deferred += self._owed(worker)
             self._replace(worker)
         elif event["event"] == "threads":
             self._fall_back(event["reason"])
@@ -162,8 +164,13 @@ class Supervisor:
     def built(
         self, worker: WorkerState, failed: Iterable[int], letters: Mapping[int, Message]
     ) -> None:
-        """A worker has reported its build: it is ready, or a slot's env could not be built."""
+        """A worker has reported its build: it is ready, or a slot's env could not be built.
+
+        One that has been told to leave has built what its slot is no longer to hold.
+        """
         self._heard_at = time.monotonic()
+        if worker.leaving:
+            return
         for slot in failed:
             error = self.raised(worker, slot, letters[slot])
             plans = [self._plans[other] for other in worker.slots if other != slot]
@@ -279,13 +286,13 @@ class Supervisor:
             stacklevel=2,
         )
         self.changes += 1
-        worker.stage = Stage.LOST
         phase = Phase(int(self._board.workers[worker.index, Doing.PHASE])).name.lower()
         self.fatal = WorkerDied(
             f"worker {worker.index} (pid {worker.pid}, slots {list(worker.slots)},"
             f" {self._plans[worker.slots[0]].spec.name}, phase {phase}) cannot be killed, not even"
             f" by SIGKILL"
         )
+        worker.stage = Stage.LOST
 
     def _fall_back(self, reason: str) -> None:
         if self._options.mode != "never":

@@ -10,6 +10,7 @@ import gymnasium
 from polyarm.errors import SlotError
 from polyarm.vector.commands import Commands
 from polyarm.vector.engine import Engine
+from polyarm.vector.ledger import Ledger
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.worker import SlotPlan
 
@@ -45,25 +46,30 @@ class Switches:
     Args:
         engine: What holds the envs.
         commands: What keeps track of answers.
-        plans: What each slot holds; kept up to date here.
+        ledger: Who is pending.
         fits: Whether an env with these spaces can share the batch.
     """
 
     def __init__(
-        self, engine: Engine, commands: Commands, plans: list[SlotPlan], fits: BatchFit
+        self,
+        engine: Engine,
+        commands: Commands,
+        ledger: Ledger,
+        fits: BatchFit,
     ) -> None:
         self._engine = engine
         self._commands = commands
-        self._plans = plans
+        self._ledger = ledger
         self._fits = fits
         self._underway: dict[int, Callable[[], None]] = {}
+        self.unsure = False
+        """Whether a switch in the background was interrupted as it began or ended."""
 
     def run(self, plans: Mapping[int, SlotPlan]) -> dict[int, str]:
         """Have slots hold other envs; waits, and returns what is wrong with which."""
         problems = {}
         self._commands.calling = set(plans)
         for slot, plan in plans.items():
-            self._plans[slot] = plan
             self._commands.begin_switch(slot, plan)
         for slot, failure in self._commands.switched():
             problem = str(failure) if failure is not None else self._misfit(slot)
@@ -73,9 +79,11 @@ class Switches:
 
     def begin(self, slot: int, plan: SlotPlan, then: Callable[[], None]) -> None:
         """Have a slot hold another env, and call ``then`` when it does."""
+        self.unsure = True
+        self._ledger.pending[slot] = None
         self._underway[slot] = then
-        self._plans[slot] = plan
         self._commands.begin_switch(slot, plan)
+        self.unsure = False
 
     def settle(self) -> bool:
         """Act on slots whose new envs have come; a failed one is left among the answers.
@@ -86,6 +94,7 @@ class Switches:
         if not self._underway:
             return False
         answers = [answer for answer in self._engine.done if answer[0] in self._underway]
+        self.unsure = True
         for answer in answers:
             slot, failure = answer
             then = self._underway.pop(slot)
@@ -93,12 +102,21 @@ class Switches:
                 continue
             self._engine.done.remove(answer)
             if problem := self._misfit(slot):
-                task = self._plans[slot].spec.name
+                task = self._engine.plans[slot].spec.name
                 error = SlotError("exception", slot, task, "build", 0, problem)
                 self._engine.done.append((slot, error))
             else:
                 then()
+        self.unsure = False
         return bool(answers)
+
+    def recover(self) -> None:
+        """Slots whose switch was interrupted, and that owe no answer, are pending no longer."""
+        owing, pending = self._engine.owing(), self._ledger.pending
+        self._ledger.pending = {slot: pending[slot] for slot in pending if slot in owing}
+        for slot in self._underway.keys() - owing:
+            del self._underway[slot]
+        self.unsure = False
 
     def _misfit(self, slot: int) -> str:
         found = self._engine.letter(slot)["description"]

@@ -204,6 +204,8 @@ class Worker:
 
     def _build_all(self) -> bool:
         built = True
+        for slot in self._slots:  # what an earlier worker said of slots that this one may not reach
+            self._board.results[slot.index, Result.FAILED] = 0
         for place, slot in enumerate(self._slots):
             slot.publish(Phase.BUILD)
             try:
@@ -216,7 +218,6 @@ class Worker:
                 slot.install(env, plan.spec, plan.attributes)
                 if self._plan.describe:
                     slot.post({"description": describe(env)})
-                self._board.results[slot.index, Result.FAILED] = 0
             except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
                 built = False
                 slot.post({"error": {**describe_error(error), **slot.doing()}})

@@ -54,7 +54,7 @@ class WorkerEngine:
         options: WorkerOptions,
     ) -> None:
         host.raise_descriptor_limit(2 * len(groups) + 256)
-        self._plans = list(plans)
+        self.plans = list(plans)
         self._sequences = np.zeros(len(groups), np.int64)
         self._workers = [
             WorkerState(index, tuple(slots), self._sequences) for index, slots in enumerate(groups)
@@ -89,7 +89,7 @@ class WorkerEngine:
             self._server,
             self.board,
             self._workers,
-            self._plans,
+            self.plans,
             settings,
             options,
             owed=self._take_owed,
@@ -109,12 +109,12 @@ class WorkerEngine:
             self._serve(None)
             self.require_alive()
         self._supervisor.starting = False
-        return [self.letter(plan.index)["description"] for plan in self._plans]
+        return [self.letter(plan.index)["description"] for plan in self.plans]
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Publish the commands of these slots, all of them idle."""
         now = time.monotonic()
-        if len(slots) == len(self._plans):
+        if len(slots) == len(self.plans):
             if self._ring_everybody(now):
                 return
             groups = self._everybody
@@ -135,6 +135,8 @@ class WorkerEngine:
             self._batch = None
         if timeout_s is not None or self._inbox or self._completions.interrupted:
             self._take_completions()
+            if len(self.done) >= min_slots:
+                self._serve(0.0)  # who never has to wait must hear of deaths and deadlines, too
         while len(self.done) < min_slots and self._supervisor.fatal is None:
             left = None if end is None else max(0.0, end - time.monotonic())
             self._serve(left)
@@ -167,20 +169,20 @@ class WorkerEngine:
 
     def set_attribute(self, slot: int, name: str, value: Any) -> None:
         """Remember an attribute, to be set again when the slot's env is rebuilt."""
-        plan = self._plans[slot]
-        self._plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
+        plan = self.plans[slot]
+        self.plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
 
     def switch(self, slot: int, plan: SlotPlan) -> None:
         """Give a slot another env; a worker with one slot is forked anew, which is faster."""
         worker = self._owner[slot]
-        self._plans[slot] = plan
-        if len(worker.slots) > 1:
-            nbytes = self.mail.put(slot, plan, to_worker=True)
-            self.board.commands[slot, Command.LETTER] = nbytes
-            self.board.commands[slot, Command.OP] = Op.SWITCH
-            self.dispatch([slot], Op.SWITCH)
-            return
         with HandlersWait():
+            self.plans[slot] = plan
+            if len(worker.slots) > 1:
+                nbytes = self.mail.put(slot, plan, to_worker=True)
+                self.board.commands[slot, Command.LETTER] = nbytes
+                self.board.commands[slot, Command.OP] = Op.SWITCH
+                self.dispatch([slot], Op.SWITCH)
+                return
             worker.switching = True
             if worker.stage is Stage.STARTING or worker.stage is Stage.READY:
                 self._supervisor.retire(worker, kill=True)

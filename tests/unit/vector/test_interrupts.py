@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -122,6 +123,22 @@ def test_a_handler_that_raises_while_handlers_are_swapped_leaves_none_behind(
         enter_and_leave()
     monkeypatch.undo()
     assert handlers == {number: signal.getsignal(number) for number in numbers}
+
+
+def test_an_event_loop_hears_once_of_a_signal_that_had_to_wait():
+    heard = []
+
+    async def signalled():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, heard.append, True)
+        with HandlersWait():
+            signal.raise_signal(signal.SIGUSR1)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    asyncio.run(signalled())
+    assert heard == [True]
 
 
 def test_threads_need_no_waiting(calls):
