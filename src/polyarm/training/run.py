@@ -14,7 +14,7 @@ from polyarm.errors import PolicyError
 from polyarm.policies.torch import weights_digest
 from polyarm.rollout.options import seconds
 from polyarm.training.checkpoints import NAME, read_checkpoint, require_same, write_checkpoint
-from polyarm.training.devices import chosen_device, threads
+from polyarm.training.devices import chosen_device, require_gpus_apart, threads
 from polyarm.training.examination import Examination
 from polyarm.training.logbook import Logbook
 from polyarm.training.options import TrainOptions
@@ -107,10 +107,12 @@ def train(
         if options.out is not None and share.rank.number == 0:
             book = Logbook(Path(options.out), options)
             stack.callback(book.close)
-        # Workers are forked before anything may touch a GPU.
+        # The workers are there before anything asks for a GPU. Those of evaluations, and those that
+        # replace others, come later: they are forked by a process that never loads CUDA.
         play = stack.enter_context(Play(options, share))
         device = chosen_device(options.device)
         group = stack.enter_context(process_group(share.rank, device=device.type))
+        require_gpus_apart(device, group)
         examination = Examination(options, share, lambda: stop.asked)
         stack.enter_context(examination)
         usual = stack.enter_context(threads(1))

@@ -16,6 +16,8 @@ from polyarm.training.ppo import Learner, Samples, advantages, losses
 
 torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
+import stand_in_cuda  # noqa: E402  it imports torch
+
 ALONE = ProcessGroup(Rank(0, 1))
 
 
@@ -186,3 +188,17 @@ def test_where_and_how_precisely_networks_compute_is_told_to_the_agent(monkeypat
     with Play(options, Share(ALONE.rank, (1,))) as play:
         Learner(options, play, ALONE, device="cuda:1")
     assert told == {"device": "cuda:1", "amp": amp}
+
+
+def test_a_gpu_reads_the_ring_from_pinned_memory(make_learner, monkeypatch):
+    cuda = stand_in_cuda.install(monkeypatch)
+    monkeypatch.setattr(ppo, "is_gpu", lambda device: True)
+    learner = make_learner(cameras=("front",), image_size=(8, 8))
+    (nbytes,) = cuda.pinned.values()
+    ring = learner.play.envs.history()["obs"]
+    assert nbytes >= ring["pixels/front"].nbytes + ring["state"].nbytes
+    learner.play.begin()
+    learner.update(1)
+    assert cuda.calls == 1
+    learner.play.close()
+    assert not cuda.pinned

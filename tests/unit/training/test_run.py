@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,6 +145,25 @@ def test_evaluations_play_other_episodes_than_any_training(monkeypatch):
     monkeypatch.setattr(run.Examination, "score", score)
     train(toy(train_updates=1, eval_every=1, eval_episodes=3))
     assert {key.index for key in played} == {2**61, 2**61 + 1, 2**61 + 2}
+
+
+def test_workers_are_there_before_anything_asks_for_a_gpu(monkeypatch):
+    plays, there = [], []
+    usual = run.chosen_device
+
+    class Watched(run.Play):
+        def __init__(self, *given):
+            super().__init__(*given)
+            plays.append(self)
+
+    def chosen_device(name):
+        there.extend(Path(f"/proc/{pid}").exists() for pid in plays[0].envs.worker_pids)
+        return usual(name)
+
+    monkeypatch.setattr(run, "Play", Watched)
+    monkeypatch.setattr(run, "chosen_device", chosen_device)
+    train(toy(num_workers=2, train_updates=1))
+    assert there == [True, True]
 
 
 def test_a_stop_cuts_an_evaluation_short_and_what_it_has_found_does_not_count(monkeypatch):
