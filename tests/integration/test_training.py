@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import launching
 import pytest
 
 from polyarm.training.options import TrainOptions
@@ -64,6 +66,20 @@ def test_two_ranks_with_uneven_envs_hold_the_same_weights_and_resume_exactly(tmp
     assert 5 * 7 * 4 * 0.7 < whole[3][-1][0] < 5 * 7 * 4
 
 
+def test_a_signal_to_one_rank_ends_both_with_the_code_that_queues_them_again(tmp_path: Path):
+    words = [
+        "train", "--task", "toy/count-10", "--num-envs", "2", "--num-workers", "0", "--out", "run",
+        "--horizon", "16", "--train-hidden", "8", "--train-updates", "1000000",
+        "--eval-every", "0", "--checkpoint-every", "0",
+    ]  # fmt: skip
+    with launching.side_by_side(launching.srun(2), *words, folder=tmp_path) as (first, second):
+        assert first.stdout.readline().startswith("update=1/")
+        second.send_signal(signal.SIGUSR1)
+        assert [rank.end()[0] for rank in (first, second)] == [75, 75]
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+@pytest.mark.timeout(60)
 def test_cartpole_is_learnt():
     """From 20 steps to the whole 500, within 25,000 steps."""
     options = TrainOptions(

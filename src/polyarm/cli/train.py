@@ -54,7 +54,7 @@ def run(options: TrainOptions) -> int:
             errors.print("polyarm: stopped with a checkpoint; the same command goes on from there")
         if signal.SIGINT in caught:
             return INTERRUPTED
-        return REQUEUE if caught else STOPPED
+        return REQUEUE if done.asked else STOPPED
     if done.errors and not done.steps:
         errors.print("polyarm: every step failed, so nothing was learnt")
         return TOO_MANY_ERRORS

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from polyarm.display.rank import local_rank
+from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.errors import InvalidCall
 from polyarm.vector.tensors import import_torch
 
@@ -37,6 +38,25 @@ def chosen_device(name: str) -> Any:
         raise InvalidCall(f"there is no GPU for {name!r}: this PyTorch finds {count}")
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def require_gpus_apart(device: Any, group: ProcessGroup) -> None:
+    """Refuse ranks that compute on the same GPU: NCCL, which sums up their gradients, cannot.
+
+    Raises:
+        InvalidCall: On all ranks.
+    """
+    own = None
+    if device.type == "cuda":
+        known = import_torch().cuda.get_device_properties(device)
+        # Older versions of PyTorch do not say which GPU it is.
+        own = str(getattr(known, "uuid", f"that of rank {group.rank.number}"))
+    gpus = [gpu for gpu in group.gather(own) if gpu is not None]
+    if len(set(gpus)) < len(gpus):
+        raise InvalidCall(
+            f"{len(gpus)} ranks compute on {len(set(gpus))} GPU(s), but NCCL, by which they share"
+            f" gradients, takes one GPU for each: start fewer ranks, or give --device cpu"
+        )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from polyarm.distributed.ranks import Share
@@ -22,8 +23,8 @@ class Score:
     """What an evaluation came to; episodes that failed for other reasons are left out.
 
     Attributes:
-        success_rate: Share of successes; None without any episode.
-        mean_return: Mean undiscounted return; None without any episode.
+        success_rate: Share of successes; None without any episode, or if it was cut short.
+        mean_return: Mean undiscounted return; None likewise.
     """
 
     success_rate: float | None
@@ -36,13 +37,15 @@ class Examination:
     Args:
         options: What is trained; every rank plays its part of the episodes.
         share: This rank's part of the envs.
+        must_end: Asked now and then, whether to cut the evaluation short.
     """
 
-    def __init__(self, options: TrainOptions, share: Share) -> None:
-        self._options, self._share = options, share
+    def __init__(self, options: TrainOptions, share: Share, must_end: Callable[[], bool]) -> None:
+        self._options, self._share, self._must_end = options, share, must_end
         self._evaluator: Evaluator | None = None
 
     def _begin(self) -> Evaluator | None:
+        # Dealt in advance: the queue that ranks of `eval` share is a run's folder; here is none.
         options, rank = self._options, self._share.rank
         bounds = [options.eval_episodes * part // rank.world for part in range(rank.world + 1)]
         start, end = bounds[rank.number], bounds[rank.number + 1]
@@ -68,17 +71,29 @@ class Examination:
     def score(self, policy: TrainedPolicy, group: ProcessGroup) -> Score:
         """Play the held-out episodes, on all ranks together."""
         torch = import_torch()
-        self._evaluator = self._evaluator or self._begin()
-        sums = torch.zeros(3, dtype=torch.float64)
-        if self._evaluator is not None:
-            results = self._evaluator.run({"": policy})
-            played = [one for one in results.episodes if one.outcome != "error"]
-            sums[0] = len(played)
-            sums[1] = sum(one.outcome == "success" for one in played)
-            sums[2] = sum(one.total_reward for one in played)
+        sums = torch.tensor(self._own_part(policy), dtype=torch.float64)
         group.total([sums])
-        count, successes, returns = sums.tolist()
-        return Score(successes / count, returns / count) if count else Score(None, None)
+        count, successes, returns, missing = sums.tolist()
+        if missing or not count:
+            return Score(None, None)
+        return Score(successes / count, returns / count)
+
+    def _own_part(self, policy: TrainedPolicy) -> tuple[float, float, float, float]:
+        """Of this rank's episodes: how many count, successes, returns, how many are missing."""
+        if self._must_end():
+            return 0, 0, 0, 1
+        self._evaluator = evaluator = self._evaluator or self._begin()
+        if evaluator is None:
+            return 0, 0, 0, 0
+        results = evaluator.run({"": policy}, lambda _: self._look_up(evaluator))
+        played = [one for one in results.episodes if one.outcome != "error"]
+        successes = sum(one.outcome == "success" for one in played)
+        returns = sum(one.total_reward for one in played)
+        return len(played), successes, returns, results.missing
+
+    def _look_up(self, evaluator: Evaluator) -> None:
+        if self._must_end():
+            evaluator.stop()
 
     def close(self) -> None:
         """Close the envs."""

@@ -22,7 +22,7 @@ from polyarm.training.agent import Agent, AgentShape
 from polyarm.training.devices import threads
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.play import Play, Steps
-from polyarm.vector.tensors import import_torch
+from polyarm.vector.tensors import import_torch, is_gpu
 
 Array = NDArray[Any]
 
@@ -181,6 +181,8 @@ class Learner:
             play.sight, play.acts, options.action_chunk, options.train_hidden, options.first_std
         )
         self.agent = Agent(shape, seed=options.seed, device=device, amp=options.amp)
+        if is_gpu(self.agent.device):
+            play.envs.to_torch(self.agent.device)  # pins the ring, so that copies run at full speed
         group.broadcast([self.agent.weights])
         self.generator = torch.Generator()
         self.reseed(0)

@@ -14,7 +14,7 @@ from polyarm.errors import PolicyError
 from polyarm.policies.torch import weights_digest
 from polyarm.rollout.options import seconds
 from polyarm.training.checkpoints import NAME, read_checkpoint, require_same, write_checkpoint
-from polyarm.training.devices import chosen_device, threads
+from polyarm.training.devices import chosen_device, require_gpus_apart, threads
 from polyarm.training.examination import Examination
 from polyarm.training.logbook import Logbook
 from polyarm.training.options import TrainOptions
@@ -27,7 +27,10 @@ Show = Callable[[Update], None]
 
 
 class Stop:
-    """Asks a training to write a checkpoint and end after its current update."""
+    """Asks a training to write a checkpoint and end after its current update.
+
+    An evaluation under way is cut short, and does not count.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -47,7 +50,8 @@ class Training:
         exact: Whether it went on exactly where the checkpoint was.
         device: Where the policy computed.
         policy: What was learnt.
-        stopped: Whether it ended before its last update, because it was asked to.
+        stopped: Whether it ended before its last update, because it was asked to or time was up.
+        asked: Whether it was asked to: on any rank, so that all say the same.
         last_error: What cut the last one of the failed episodes short; "" if none has failed.
     """
 
@@ -57,6 +61,7 @@ class Training:
     device: str
     policy: TrainedPolicy
     stopped: bool
+    asked: bool = False
     last_error: str = ""
 
     @property
@@ -96,20 +101,23 @@ def train(
     """
     options.check()
     import_torch()
-    share = share or Share.current(options)
+    share, stop = share or Share.current(options), stop or Stop()
     with ExitStack() as stack:
         book = None
         if options.out is not None and share.rank.number == 0:
             book = Logbook(Path(options.out), options)
             stack.callback(book.close)
-        # Workers are forked before anything may touch a GPU.
+        # The workers are there before anything asks for a GPU. Those of evaluations, and those that
+        # replace others, come later: they are forked by a process that never loads CUDA.
         play = stack.enter_context(Play(options, share))
         device = chosen_device(options.device)
         group = stack.enter_context(process_group(share.rank, device=device.type))
-        examination = stack.enter_context(Examination(options, share))
+        require_gpus_apart(device, group)
+        examination = Examination(options, share, lambda: stop.asked)
+        stack.enter_context(examination)
         usual = stack.enter_context(threads(1))
         learner = Learner(options, play, group, device=device, usual_threads=usual)
-        return _Run(options, learner, group, book, examination, stop or Stop()).to_the_end(progress)
+        return _Run(options, learner, group, book, examination, stop).to_the_end(progress)
 
 
 class _Run:
@@ -136,9 +144,8 @@ class _Run:
         first, exact = self._go_on()
         if self._book is not None:
             self._book.go_on_after(first)
-        limit = seconds(options.stop_after)
         updates: list[Update] = []
-        stopping = False
+        stopping = asked = False
         for number in range(first + 1, options.train_updates + 1):
             update = learner.update(number)
             last = number == options.train_updates
@@ -153,8 +160,7 @@ class _Run:
                 self._book.enter(update)
             if self._group.leads:
                 progress(update)
-            self._stop.asked |= limit is not None and spent > limit
-            stopping = self._agreed_to_stop()
+            stopping, asked = self._agreed_to_stop(spent)
             due = options.checkpoint_every and number % options.checkpoint_every == 0
             if due or stopping or last:
                 self._save(update)
@@ -167,14 +173,21 @@ class _Run:
             device=str(learner.agent.device),
             policy=self._policy,
             stopped=stopping and not last,
+            asked=asked,
             last_error=learner.play.last_error,
         )
 
-    def _agreed_to_stop(self) -> bool:
-        """Whether any rank was asked to: all of them end after the same update."""
-        flag = import_torch().tensor([float(self._stop.asked)])
-        self._group.total([flag])
-        return bool(flag[0] > 0)
+    def _agreed_to_stop(self, spent_s: float) -> tuple[bool, bool]:
+        """Whether all ranks end after this update, and whether any of them was asked to.
+
+        A rank that is asked from now on was asked too late to be the reason.
+        """
+        limit = seconds(self._options.stop_after)
+        time_is_up = limit is not None and spent_s > limit
+        flags = import_torch().tensor([float(self._stop.asked), float(time_is_up)])
+        self._group.total([flags])
+        asked, out_of_time = (flags > 0).tolist()
+        return asked or out_of_time, asked
 
     # The checkpoint.
 

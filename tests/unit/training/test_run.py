@@ -5,11 +5,14 @@ import json
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey
+from polyarm.distributed.ranks import Rank, Share
+from polyarm.distributed.torchrun import ProcessGroup
 from polyarm.errors import (
     InvalidCall,
     MissingExtra,
@@ -20,10 +23,12 @@ from polyarm.errors import (
 )
 from polyarm.training import load, ppo, run
 from polyarm.training.checkpoints import read_checkpoint, write_checkpoint
+from polyarm.training.examination import Score
 from polyarm.training.logbook import read_metrics
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.policy import meaning_of
 from polyarm.training.run import Stop, train
+from polyarm.vector.make import specify
 
 torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
@@ -140,6 +145,60 @@ def test_evaluations_play_other_episodes_than_any_training(monkeypatch):
     monkeypatch.setattr(run.Examination, "score", score)
     train(toy(train_updates=1, eval_every=1, eval_episodes=3))
     assert {key.index for key in played} == {2**61, 2**61 + 1, 2**61 + 2}
+
+
+def test_workers_are_there_before_anything_asks_for_a_gpu(monkeypatch):
+    plays, there = [], []
+    usual = run.chosen_device
+
+    class Watched(run.Play):
+        def __init__(self, *given):
+            super().__init__(*given)
+            plays.append(self)
+
+    def chosen_device(name):
+        there.extend(Path(f"/proc/{pid}").exists() for pid in plays[0].envs.worker_pids)
+        return usual(name)
+
+    monkeypatch.setattr(run, "Play", Watched)
+    monkeypatch.setattr(run, "chosen_device", chosen_device)
+    train(toy(num_workers=2, train_updates=1))
+    assert there == [True, True]
+
+
+def test_a_stop_cuts_an_evaluation_short_and_what_it_has_found_does_not_count(monkeypatch):
+    """Those who ask may not wait long: torchrun kills ranks after 30 s."""
+    stop, decisions = Stop(), []
+    usual = run.TrainedPolicy.act
+
+    def act(self, batch):
+        decisions.append(batch)
+        if len(decisions) == 3:
+            stop()
+        return usual(self, batch)
+
+    monkeypatch.setattr(run.TrainedPolicy, "act", act)
+    training = train(toy(eval_every=1, eval_episodes=3000), stop=stop)
+    assert len(decisions) < 100
+    (update,) = training.updates
+    assert (update.eval_success, update.eval_return) == (None, None)
+    assert (training.stopped, training.asked) == (True, True)
+
+
+def test_who_was_asked_already_begins_no_evaluation():
+    stop = Stop()
+    examination = run.Examination(toy(), Share(Rank(0, 1), (3,)), lambda: stop.asked)
+    stop()
+    assert examination.score(None, ProcessGroup(Rank(0, 1))) == Score(None, None)
+
+
+def test_evaluations_keep_the_suite_s_own_end_of_episodes():
+    options = TrainOptions(
+        task="metaworld/reach-v3", max_steps=40, suite_options=("reward_version=v1",)
+    )
+    examination = run.Examination(options, Share(Rank(0, 1), (1,)), lambda: False)
+    (group,) = examination._begin().groups
+    assert group.specs == (specify("metaworld/reach-v3", (), None, {"reward_version": "v1"}),)
 
 
 def test_envs_without_episode_indices_go_on_with_new_episodes(tmp_path):

@@ -103,7 +103,10 @@ def test_a_training_whose_steps_all_fail_does_not_pass_for_one(capsys):
     assert "every step failed" in err
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)],
+)
 def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(
     number, status, capsys, monkeypatch
 ):

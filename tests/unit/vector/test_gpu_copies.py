@@ -5,7 +5,6 @@ What only CUDA can show (asynchronous copies, pinned memory) is in `tensor_check
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 
@@ -16,78 +15,15 @@ from polyarm.testing import CountingEnv
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'polyarm[torch]'")
 
-import tensor_checks  # noqa: E402  it imports torch
-
-from polyarm.vector import gpu_copies, torch_env  # noqa: E402
+import stand_in_cuda  # noqa: E402  both import torch
+import tensor_checks  # noqa: E402
 
 NO_ACTION = np.zeros((4, 2), np.float32)
 
 
-class Stream:
-    def __init__(self, *_):
-        self.synchronized = 0
-
-    def wait_event(self, event):
-        pass
-
-    def synchronize(self):
-        self.synchronized += 1
-
-
-class Event:
-    def __init__(self):
-        self.synchronized = 0
-
-    def record(self, stream):
-        pass
-
-    def synchronize(self):
-        self.synchronized += 1
-
-
-class Runtime:
-    """CUDA's register of pinned memory."""
-
-    def __init__(self):
-        self.pinned = {}
-        self.calls = 0
-        self.refuses = False
-
-    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
-        self.calls += 1
-        if self.refuses:
-            return 2
-        assert address % os.sysconf("SC_PAGESIZE") == 0
-        assert address not in self.pinned
-        self.pinned[address] = nbytes
-        return 0
-
-    def cudaHostUnregister(self, address):  # noqa: N802
-        del self.pinned[address]
-        return 0
-
-    def cudaGetErrorString(self, error):  # noqa: N802
-        return "out of memory"
-
-
 @pytest.fixture
 def cuda(monkeypatch):
-    """The CPU, taken for a GPU; gives its register of pinned memory."""
-    runtime = Runtime()
-    for name, value in {
-        "Stream": Stream,
-        "Event": Event,
-        "stream": lambda _: contextlib.nullcontext(),
-        "device": lambda _: contextlib.nullcontext(),
-        "current_stream": Stream,
-        "cudart": lambda: runtime,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr(gpu_copies, "_clear_error", lambda: None)
-    monkeypatch.setattr(torch_env, "is_gpu", lambda device: True)
-    return runtime
+    return stand_in_cuda.install(monkeypatch)
 
 
 @pytest.mark.parametrize("check", tensor_checks.CHECKS, ids=lambda check: check.__name__)
