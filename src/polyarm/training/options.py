@@ -33,7 +33,8 @@ class TrainOptions(NamesTasks):
             there are cores suit cheap envs.
         train_updates: Updates of the policy, each from horizon decisions of every env.
         train_lr: Learning rate of Adam.
-        train_lr_end: Where it goes in a straight line until the last update; None: it stays.
+        train_lr_end: Where it goes in a straight line until the last update, unless it is lower
+            from the start; None: it stays.
         train_hidden: Width of the two hidden layers of actor and critic.
         horizon: Decisions of each env per update.
         action_chunk: Actions per decision, executed one after the other.
@@ -150,6 +151,11 @@ class TrainOptions(NamesTasks):
         if self.seed >= _LAST_SEED:
             raise InvalidCall(f"seed must be below {_LAST_SEED}, found {self.seed}")
         seconds(self.stop_after)
+
+    @property
+    def last_lr(self) -> float | None:
+        """The learning rate of the last update; it never rises. None: as at first."""
+        return None if self.train_lr_end is None else min(self.train_lr_end, self.train_lr)
 
     @property
     def sinks(self) -> list[str]:

@@ -294,7 +294,7 @@ class Learner:
         clip = scheduled(options.clip, options.clip_end, progress)
         bonus = scheduled(options.entropy, options.entropy_end, progress)
         for one in self.optimizer.param_groups:
-            one["lr"] = scheduled(options.train_lr, options.train_lr_end, progress)
+            one["lr"] = scheduled(options.train_lr, options.last_lr, progress)
         figures = torch.zeros(8, dtype=torch.float64)
         for _ in range(options.epochs):
             order = torch.randperm(len(samples.target), generator=self.generator)

@@ -438,6 +438,9 @@ def test_schedules_reach_the_optimizer_and_the_loss(monkeypatch):
     train(toy(train_updates=3, train_lr=1e-3, train_lr_end=0.0, clip=0.3, clip_end=0.1))
     assert seen == pytest.approx([1e-3, 5e-4, 0.0])
     assert sorted(set(np.round(clips, 6)), reverse=True) == pytest.approx([0.3, 0.2, 0.1])
+    seen.clear()
+    train(toy(train_updates=3, train_lr=3e-5))
+    assert seen == pytest.approx([3e-5] * 3)  # it does not rise to where others go
 
 
 @pytest.mark.parametrize(
