@@ -57,6 +57,8 @@ def test_a_slot_can_be_given_another_task(probe, workers, autoreset):
         envs.step(look.actions())
         before = envs.worker_pids
         envs.switch_task([1], "toy/count-10")
+        while len(envs.worker_pids) < workers:  # it may have answered before its pid has come
+            look.engine._serve(0.01)
         replaced = [old != new for old, new in zip(before, envs.worker_pids, strict=True)]
         assert replaced == [workers == 3 and worker == 1 for worker in range(workers)]
         assert envs.tasks == ("toy/count-3", "toy/count-10", "toy/count-3")

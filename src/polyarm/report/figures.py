@@ -14,6 +14,8 @@ from polyarm.report.results import Results, policy_step
 
 _BINS = 24
 _LABEL_WIDTH = 8
+_NOTHING = 1e-300
+"""Below this, numbers have no logarithm to speak of."""
 _LABELS = {
     "sim": "simulation",
     "frames": "frames",
@@ -173,7 +175,7 @@ def curve(policies: Mapping[str, Results]) -> Curve | None:
 
 def round_up(value: float) -> float:
     """The next round number that four ticks divide into round numbers."""
-    if value <= 0:
+    if value < _NOTHING:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
     steps = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)

@@ -29,6 +29,7 @@ def test_bars_fill_the_frame_and_hold_every_episode(won, lost):
 def test_a_histogram_leaves_out_what_is_no_number():
     assert histogram("Time", [math.nan, math.inf], [], " s") is None
     assert histogram("Time", [0.0, 0.0], [], " s").tallest == 2
+    assert histogram("Time", [5e-324], [0.0], " s").tallest == 2
 
 
 @given(st.floats(1e-6, 1e12))
