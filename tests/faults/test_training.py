@@ -53,3 +53,26 @@ def test_a_rank_that_is_killed_takes_all_with_it(
     from polyarm.training.checkpoints import read_checkpoint
 
     assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["progress"]["update"] >= 1
+
+
+SIGNALLED = """
+import os, signal
+from polyarm.cli import train
+from polyarm.cli.main import main
+
+conclusion = train._conclusion
+
+def conclusion_signalled(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return conclusion(*arguments)
+
+train._conclusion = conclusion_signalled
+main(["train", "--task", "toy/count-3", "--num-envs", "1", "--num-workers", "0", "--horizon", "4",
+      "--train-hidden", "8", "--train-updates", "1", "--eval-every", "0", "--out", "run"])
+"""
+
+
+def test_a_signal_after_the_last_update_changes_nothing(run_script, tmp_path):
+    said = run_script(SIGNALLED, cwd=tmp_path).finish()
+    assert "1 updates, " in said
+    assert "polyarm eval --policy polyarm.training:load@run" in said

@@ -57,6 +57,19 @@ def test_an_evaluation_of_two_ranks_has_the_results_of_a_single_process(tmp_path
     assert all(launching.journals(tmp_path / "run").values()), "both have played"
 
 
+def test_the_first_rank_tells_the_results_although_torchrun_ends_it(tmp_path):
+    """torchrun ends all ranks as soon as one has left with another code than 0."""
+    words = ["eval", "--policy", "zero", "--task", "toy/count-50", "--episodes", "5000"]
+    words += ["--num-envs", "1", "--stop-after", "1s", "--out", "run"]
+    with launching.torchrun(2, *words, folder=tmp_path) as launcher:
+        code, out, err = launcher.end()
+    assert code == 1, err
+    assert "episodes are missing; go on" in err
+    assert out.count("report: run/report.html") == 1
+    assert (tmp_path / "run" / "report.html").exists()
+    assert Results.read(tmp_path / "run").missing == 5000 - launching.lines(tmp_path / "run")
+
+
 def test_more_ranks_than_episodes_start_over_save_a_dataset_and_build_no_env_in_vain(tmp_path):
     pytest.importorskip("pyarrow", reason="pip install 'polyarm[dataset]'")
     polyarm.evaluate("random", "toy/count-3", episodes=3, num_workers=0, out=tmp_path / "run")
