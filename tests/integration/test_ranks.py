@@ -110,6 +110,20 @@ def test_ranks_of_a_step_meet_without_being_told_where(tmp_path):
     assert other == (0, "", "")
 
 
+def test_torchrun_may_be_the_first_process_of_a_container(tmp_path):
+    container = ["unshare", "--map-root-user", "--pid", "--mount-proc", "--kill-child"]
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a pid namespace needs root (CAP_SYS_ADMIN), or user namespaces")
+    watch = "from polyarm.distributed.launcher import *; print(launcher_pid()); watch_launcher()"
+    (tmp_path / "rank.py").write_text(watch)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "rank.py"]
+    done = subprocess.run(
+        [*container, *torchrun], env=launching.environment(), cwd=tmp_path,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 WITHOUT_TORCH = """
 import sys
 
