@@ -57,6 +57,16 @@ def test_an_evaluation_of_two_ranks_has_the_results_of_a_single_process(tmp_path
     assert all(launching.journals(tmp_path / "run").values()), "both have played"
 
 
+def test_of_two_ranks_one_finds_nothing_to_play(tmp_path):
+    words = ["eval", "--policy", "zero", "--task", "toy/count-3", "--episodes", "1", "--out", "run"]
+    with launching.torchrun(2, *words, "--num-envs", "1", folder=tmp_path) as launcher:
+        code, out, err = launcher.end()
+    assert code == 0, err
+    assert out.count("report: run/report.html") == 1
+    launching.assert_each_once(tmp_path / "run", 1)
+    assert len(Results.read(tmp_path / "run").episodes) == 1
+
+
 def test_the_first_rank_tells_the_results_although_torchrun_ends_it(tmp_path):
     """torchrun ends all ranks as soon as one has left with another code than 0."""
     words = ["eval", "--policy", "zero", "--task", "toy/count-50", "--episodes", "5000"]
