@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,8 @@ def run_script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
     for script in started:
         if script.poll() is None:
             script.kill()
-        script.communicate()
+        with suppress(subprocess.TimeoutExpired):  # what it has left running holds the pipes
+            script.communicate(timeout=20)
 
 
 @pytest.fixture

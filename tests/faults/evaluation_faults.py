@@ -182,10 +182,12 @@ class OtherGambler(Gambler):
 class Run(subprocess.Popen):
     """``polyarm eval`` in a session of its own, killed at the latest when its block ends."""
 
+    program = ("-m", "polyarm")
+
     def __init__(self, out: Path, *arguments: str) -> None:
         path = os.pathsep.join([str(SOURCES), str(HERE)])
         super().__init__(
-            [sys.executable, "-m", "polyarm", "eval", "--out", str(out), *arguments],
+            [sys.executable, *self.program, "eval", "--out", str(out), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -12,7 +12,11 @@ from pathlib import Path
 import evaluation_faults as faults
 import pytest
 
+from polyarm.report.results import Results
+
 pytestmark = pytest.mark.usefixtures("plan")
+
+IN_PROCESS = ["--policy", faults.GAMBLER, "--task", faults.GAMBLE, "--num-workers", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +119,60 @@ def test_a_run_told_to_stop_while_envs_are_built_runs_no_episode(tmp_path, plan,
         process.send_signal(signal.SIGTERM)
         gate.touch()
         code, said = process.end(30)
+    assert_stopped(out, code, said, 75)
+    assert faults.lines(out) == 0
+
+
+class Signalled(faults.Run):
+    """Gets SIGUSR1 when it calls a function of its own, and SIGTERM when the interpreter ends."""
+
+    program = (
+        "-c",
+        "import atexit, importlib, os, signal, sys\n"
+        "module, _, name = sys.argv.pop().partition(':')\n"
+        "module = importlib.import_module(module)\n"
+        "called = getattr(module, name)\n"
+        "def call(*arguments, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    return called(*arguments, **options)\n"
+        "setattr(module, name, call)\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "from polyarm.cli.main import main\n"
+        "main()\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("episodes", "more", "first", "expected"),
+    [
+        (1, [], None, 0),
+        (100, ["--stop-after", "0.1s"], None, 3),
+        (100, [], signal.SIGUSR1, 75),
+    ],
+    ids=["all done", "stopped by itself", "stopped by a signal"],
+)
+def test_a_signal_while_results_are_written_changes_nothing(
+    tmp_path, plan, wait_until, episodes, more, first, expected
+):
+    out = tmp_path / "out"
+    faults.plan(plan, step_s=0.01)
+    words = [*IN_PROCESS, "--episodes", str(episodes), *more]
+    with Signalled(out, *words, "polyarm.cli.evaluate:_conclude") as process:
+        if first is not None:
+            wait_until(lambda: faults.lines(out) >= 1, 40, "an episode")
+            process.send_signal(first)
+        code, said = process.end()
+    assert code == expected, said
+    assert f"report: {out}" in said
+    assert Results.read(out).missing == episodes - faults.lines(out)
+    assert (out / "report.html").exists()
+
+
+def test_a_signal_before_there_are_envs_stops_a_run(tmp_path):
+    out = tmp_path / "out"
+    words = [*IN_PROCESS, "--episodes", "12"]
+    with Signalled(out, *words, "polyarm.rollout.evaluator:group_tasks") as process:
+        code, said = process.end()
     assert_stopped(out, code, said, 75)
     assert faults.lines(out) == 0
 

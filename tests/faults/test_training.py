@@ -1,4 +1,4 @@
-"""A training whose rank dies leaves nothing running, and its checkpoint goes on."""
+"""A training whose rank or launcher dies leaves nothing running, and its checkpoint goes on."""
 
 from __future__ import annotations
 
@@ -34,22 +34,45 @@ def ranks(pids: set[int]) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["0", "1"])
-def test_a_rank_that_is_killed_takes_all_with_it(
+@pytest.mark.parametrize("victim", ["0", "1", "launcher"])
+def test_a_rank_or_launcher_that_is_killed_takes_all_with_it(
     run_script, wait_until, running, tmp_path, monkeypatch, victim
 ):
     monkeypatch.chdir(tmp_path)
     script = run_script(LAUNCHER)
     assert script.line().startswith("update=1/")
     pids = script.tree()
-    found = ranks(pids)
-    assert set(found) == {"0", "1"}
+    found = {**ranks(pids), "launcher": script.pid}
+    assert set(found) == {"0", "1", "launcher"}
     assert len(pids) > 2 + 2 * 2  # ranks, and for each a fork server with workers
     wait_until((tmp_path / "run" / "checkpoint.pt").exists)
     os.kill(found[victim], signal.SIGKILL)
-    script.communicate(timeout=60)
+    wait_until(lambda: not any(running(pid) for pid in pids), 60, f"{pids} gone")
+    script.communicate(timeout=20)
     assert script.returncode != 0
-    wait_until(lambda: not any(running(pid) for pid in pids), what=f"{pids} gone")
     from polyarm.training.checkpoints import read_checkpoint
 
     assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["progress"]["update"] >= 1
+
+
+SIGNALLED = """
+import os, signal
+from polyarm.cli import train
+from polyarm.cli.main import main
+
+conclusion = train._conclusion
+
+def conclusion_signalled(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return conclusion(*arguments)
+
+train._conclusion = conclusion_signalled
+main(["train", "--task", "toy/count-3", "--num-envs", "1", "--num-workers", "0", "--horizon", "4",
+      "--train-hidden", "8", "--train-updates", "1", "--eval-every", "0", "--out", "run"])
+"""
+
+
+def test_a_signal_after_the_last_update_changes_nothing(run_script, tmp_path):
+    said = run_script(SIGNALLED, cwd=tmp_path).finish()
+    assert "1 updates, " in said
+    assert "polyarm eval --policy polyarm.training:load@run" in said

@@ -57,6 +57,29 @@ def test_an_evaluation_of_two_ranks_has_the_results_of_a_single_process(tmp_path
     assert all(launching.journals(tmp_path / "run").values()), "both have played"
 
 
+def test_of_two_ranks_one_finds_nothing_to_play(tmp_path):
+    words = ["eval", "--policy", "zero", "--task", "toy/count-3", "--episodes", "1", "--out", "run"]
+    with launching.torchrun(2, *words, "--num-envs", "1", folder=tmp_path) as launcher:
+        code, out, err = launcher.end()
+    assert code == 0, err
+    assert out.count("report: run/report.html") == 1
+    launching.assert_each_once(tmp_path / "run", 1)
+    assert len(Results.read(tmp_path / "run").episodes) == 1
+
+
+def test_the_first_rank_tells_the_results_although_torchrun_ends_it(tmp_path):
+    """torchrun ends all ranks as soon as one has left with another code than 0."""
+    words = ["eval", "--policy", "zero", "--task", "toy/count-50", "--episodes", "5000"]
+    words += ["--num-envs", "1", "--stop-after", "1s", "--out", "run"]
+    with launching.torchrun(2, *words, folder=tmp_path) as launcher:
+        code, out, err = launcher.end()
+    assert code == 1, err
+    assert "episodes are missing; go on" in err
+    assert out.count("report: run/report.html") == 1
+    assert (tmp_path / "run" / "report.html").exists()
+    assert Results.read(tmp_path / "run").missing == 5000 - launching.lines(tmp_path / "run")
+
+
 def test_more_ranks_than_episodes_start_over_save_a_dataset_and_build_no_env_in_vain(tmp_path):
     pytest.importorskip("pyarrow", reason="pip install 'polyarm[dataset]'")
     polyarm.evaluate("random", "toy/count-3", episodes=3, num_workers=0, out=tmp_path / "run")
@@ -95,6 +118,20 @@ def test_ranks_of_a_step_meet_without_being_told_where(tmp_path):
     assert "2 ranks, 2 envs" in err
     assert "slowest" in table
     assert other == (0, "", "")
+
+
+def test_torchrun_may_be_the_first_process_of_a_container(tmp_path):
+    container = ["unshare", "--map-root-user", "--pid", "--mount-proc", "--kill-child"]
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a pid namespace needs root (CAP_SYS_ADMIN), or user namespaces")
+    watch = "from polyarm.distributed.launcher import *; print(launcher_pid()); watch_launcher()"
+    (tmp_path / "rank.py").write_text(watch)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "rank.py"]
+    done = subprocess.run(
+        [*container, *torchrun], env=launching.environment(), cwd=tmp_path,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
 WITHOUT_TORCH = """

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import launching
 import pytest
 
+from polyarm.report.results import Results
 from polyarm.rollout.journal import read_episodes
 
 EXAMPLES = launching.TESTS.parent / "examples" / "slurm"
@@ -77,9 +79,9 @@ class Job(subprocess.Popen):
 LONG = ["--policy", "zero", "--task", "toy/count-50", "--num-envs", "2", "--out", "run"]
 
 
-def until_it_plays(run: Path, job: Job) -> None:
+def wait_until(happened: Callable[[], bool], job: Job) -> None:
     deadline = time.monotonic() + 60
-    while launching.lines(run) < 2:
+    while not happened():
         assert job.poll() is None, job.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -90,24 +92,31 @@ def requeued(folder: Path) -> list[str]:
     return noted.read_text().splitlines() if noted.exists() else []
 
 
-@pytest.mark.parametrize(("name", "what"), [("array.sbatch", "4711_3"), ("srun.sbatch", "4711")])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("array.sbatch", "4711_3"), ("srun.sbatch", "4711"), ("torchrun.sbatch", "4711")],
+)
 def test_a_job_whose_time_is_up_is_queued_again_and_goes_on(tmp_path, cluster, name, what):
     if name == "array.sbatch":
         cluster |= launching.array(4)[2] | {"SLURM_ARRAY_JOB_ID": "4711"}
+    run = tmp_path / "run"
     job = Job(name, cluster, tmp_path, *LONG, "--episodes", "5000")
-    until_it_plays(tmp_path / "run", job)
-    if name == "array.sbatch":
-        job.send_signal(signal.SIGUSR1)
-    else:  # SLURM signals the tasks, not the script
+    wait_until(lambda: launching.lines(run) >= 2, job)
+    if name == "srun.sbatch":  # SLURM signals the tasks, not the script
         (step,) = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         os.kill(int(step), signal.SIGUSR1)
-    assert job.end() == 75, job.said
+    else:
+        job.send_signal(signal.SIGUSR1)
+        wait_until(lambda: not list(run.glob(".*.lock")), job)
+        job.send_signal(signal.SIGTERM)  # preempted, too, while it writes results
+    assert job.end() == (1 if name == "torchrun.sbatch" else 75), job.said
     assert requeued(tmp_path) == [f"requeue {what}"]
-    kept = launching.lines(tmp_path / "run")
+    kept = launching.lines(run)
+    assert Results.read(run).missing == 5000 - kept
     again = Job(name, cluster, tmp_path, *LONG, "--episodes", str(kept))
     assert again.end() == 0, again.said
     assert len(requeued(tmp_path)) == 1
-    assert len(read_episodes(tmp_path / "run")) >= kept
+    assert len(read_episodes(run)) >= kept
 
 
 def test_all_gpus_of_a_node_have_a_rank(tmp_path, cluster):

@@ -117,24 +117,27 @@ def play(
     seat = member(rank) if resumable else None
     if options.fresh and resumable and (why := why_not_fresh(seat)) is not None:
         raise InvalidCall(why)
-    evaluator = Evaluator(
-        options.tasks, options, folder, observed_slots=observed_slots, member=seat
-    )
-    if rank.leads:
-        errors.print(_announcement(options, evaluator, policies, folder), highlight=False)
-    with signals_stop(evaluator.stop) as caught, evaluator:
+    with signals_stop() as signals:
+        evaluator = Evaluator(
+            options.tasks, options, folder, observed_slots=observed_slots, member=seat
+        )
+        signals.stop_by(evaluator.stop)
+        if rank.leads:
+            errors.print(_announcement(options, evaluator, policies, folder), highlight=False)
         try:
-            with _progress(errors, list(policies), silent=not rank.leads) as show:
+            with evaluator, _progress(errors, list(policies), silent=not rank.leads) as show:
                 results = evaluator.run(policies, show)
+                # Later signals stop nothing: once a rank has left, its launcher ends the others.
+                causes = tuple(signals.caught)
         except StorageError as error:
             said = f"[red]{rank.mark}polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
             errors.print(said, soft_wrap=True)
             return FAILED
-    if rank.leads:
-        if results.missing and resumable:
-            errors.print(_how_to_go_on(results.missing), soft_wrap=True)
-        _conclude(results, folder, options, errors, write=evaluator.sums_up)
-    return _exit_code(results, options, caught)
+        if rank.leads:
+            if results.missing and resumable:
+                errors.print(_how_to_go_on(results.missing), soft_wrap=True)
+            _conclude(results, folder, options, errors, write=evaluator.sums_up)
+        return _exit_code(results, options, causes)
 
 
 def _progress(
@@ -184,11 +187,11 @@ def _conclude(
         )
 
 
-def _exit_code(results: Results, options: EvalOptions, caught: Sequence[int]) -> int:
+def _exit_code(results: Results, options: EvalOptions, causes: Sequence[int]) -> int:
     if results.missing:
-        if signal.SIGINT in caught:
+        if signal.SIGINT in causes:
             return INTERRUPTED
-        return REQUEUE if caught else STOPPED
+        return REQUEUE if causes else STOPPED
     allowed = options.max_errors * results.planned
     return TOO_MANY_ERRORS if results.errors > allowed else 0
 

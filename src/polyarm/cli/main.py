@@ -29,6 +29,7 @@ from polyarm.cli.exits import FAILED, INTERRUPTED, NOBODY_READS
 from polyarm.cli.report import ReportOptions
 from polyarm.cli.serve import ServeCommand
 from polyarm.cli.setup import SetupOptions
+from polyarm.cli.signals import signals_come_too_late
 from polyarm.distributed.ranks import mark
 from polyarm.errors import PolyarmError
 from polyarm.training.options import TrainOptions
@@ -258,10 +259,13 @@ _OVERVIEW: Any = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; always leaves by `SystemExit`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run a command line; always leaves by `SystemExit`.
+
+    Args:
+        arguments: By default those of this process, which ends with the command.
+    """
     try:
-        status = _run(arguments)
+        status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except PolyarmError as error:
         _tell(error)
@@ -273,6 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The interpreter flushes once more at its end; that must find an open file.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = NOBODY_READS
+    if arguments is None:
+        signals_come_too_late()
     sys.exit(status)
 
 

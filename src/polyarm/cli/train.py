@@ -9,8 +9,11 @@ from __future__ import annotations
 import shlex
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
@@ -34,7 +37,8 @@ def run(options: TrainOptions) -> int:
     out = console.console(stderr=False)
     began = time.perf_counter()
     stop = Stop()
-    with signals_stop(stop) as caught:
+    with signals_stop() as signals:
+        signals.stop_by(stop)
         done = train(
             options,
             lambda update: out.print(
@@ -43,22 +47,35 @@ def run(options: TrainOptions) -> int:
             stop=stop,
             share=share,
         )
-    if leads:
-        for line in _conclusion(done, options, time.perf_counter() - began):
-            out.print(line, markup=False, soft_wrap=True, highlight=False)
-        if done.last_error:
-            said = done.last_error.partition("\n")[0]
-            errors.print(f"the last error: {said}", markup=False, soft_wrap=True)
-    if done.stopped:
+        # Later signals stop nothing: once a rank has left, its launcher ends the others.
+        causes = tuple(signals.caught)
         if leads:
-            errors.print("polyarm: stopped with a checkpoint; the same command goes on from there")
-        if signal.SIGINT in caught:
+            for line in _conclusion(done, options, time.perf_counter() - began):
+                out.print(line, markup=False, soft_wrap=True, highlight=False)
+            _tell_problems(done, errors)
+        return _exit_code(done, causes)
+
+
+def _tell_problems(done: Training, errors: Console) -> None:
+    if done.last_error:
+        said = done.last_error.partition("\n")[0]
+        errors.print(f"the last error: {said}", markup=False, soft_wrap=True)
+    if done.stopped:
+        errors.print("polyarm: stopped with a checkpoint; the same command goes on from there")
+    elif _in_vain(done):
+        errors.print("polyarm: every step failed, so nothing was learnt")
+
+
+def _exit_code(done: Training, causes: Sequence[int]) -> int:
+    if done.stopped:
+        if signal.SIGINT in causes:
             return INTERRUPTED
         return REQUEUE if done.asked else STOPPED
-    if done.errors and not done.steps:
-        errors.print("polyarm: every step failed, so nothing was learnt")
-        return TOO_MANY_ERRORS
-    return 0
+    return TOO_MANY_ERRORS if _in_vain(done) else 0
+
+
+def _in_vain(done: Training) -> bool:
+    return bool(done.errors) and not done.steps
 
 
 def output_folder(options: TrainOptions) -> Path:

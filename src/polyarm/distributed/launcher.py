@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ LAUNCHER_GONE = 75
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """Variable that torchrun, and nobody else, gives its ranks."""
 
+_log = logging.getLogger(__name__)
+
 
 def watch_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """End this process when torchrun or `srun`, if it was started by one of them, ends.
@@ -28,6 +31,10 @@ def watch_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """
     launcher = launcher_pid(environment)
     if launcher is None:
+        return
+    if TORCHRUN in environment and _has_adopted(launcher, environment):
+        _log.warning("torchrun has ended while this rank started, and so does the rank")
+        os.kill(os.getpid(), signal.SIGTERM)
         return
     try:
         fd = os.pidfd_open(launcher)
@@ -50,9 +57,19 @@ def launcher_pid(environment: Mapping[str, str] = os.environ) -> int | None:
             return None
         mark = "SLURM_PROCID"
     pid = os.getppid()
-    while pid > 1 and _has(pid, f"{mark}={environment[mark]}"):
+    while pid > 1 and _has(pid, mark, environment):
         pid = _parent(pid)
     return pid
+
+
+def _has_adopted(pid: int, environment: Mapping[str, str]) -> bool:
+    """Whether a process has this rank from torchrun, which has ended, as init gets all orphans.
+
+    In a container torchrun itself may be the first process, or a script that it runs.
+    """
+    if pid != 1 and _read(pid, "comm") != b"systemd\n":
+        return False
+    return not _has(pid, TORCHRUN, environment) and b"torch" not in _read(pid, "maps")
 
 
 def _wait(fd: int) -> None:
@@ -66,13 +83,17 @@ def _wait(fd: int) -> None:
     os._exit(LAUNCHER_GONE)
 
 
-def _has(pid: int, variable: str) -> bool:
-    with contextlib.suppress(OSError):  # one of root's, such as SLURM's own
-        return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
+def _has(pid: int, variable: str, environment: Mapping[str, str]) -> bool:
+    """Whether a process was started with this variable, as it is in the environment."""
+    return f"{variable}={environment[variable]}".encode() in _read(pid, "environ").split(b"\0")
 
 
 def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _read(pid: int, name: str) -> bytes:
+    with contextlib.suppress(OSError):  # it has ended, or is one of root's, such as SLURM's own
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""

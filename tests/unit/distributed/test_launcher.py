@@ -35,6 +35,36 @@ def test_a_launcher_is_found_behind_the_scripts_that_it_runs(script):
     assert job.split()[-2:] == [str(os.getpid()), start_of(os.getpid())]
 
 
+ORPHAN = """
+import os, sys, time
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+from polyarm.distributed.launcher import watch_launcher
+watch_launcher()
+print("goes on")
+"""
+REAPER = """
+import contextlib, ctypes, os, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+ctypes.CDLL(None).prctl(15, b"systemd")  # PR_SET_NAME
+subprocess.run(sys.argv[1:])
+with contextlib.suppress(ChildProcessError):
+    while True:
+        os.wait()
+"""
+
+
+@pytest.mark.parametrize("reaper", [[], [sys.executable, "-c", REAPER]], ids=["init", "systemd"])
+def test_a_rank_whose_launcher_has_ended_while_it_started_ends_too(reaper):
+    launcher = 'TORCHELASTIC_RUN_ID=x "$0" -c "$ORPHAN" $$ & exit'
+    done = subprocess.run(
+        [*reaper, "bash", "-c", launcher, sys.executable], check=True, text=True, timeout=30,
+        capture_output=True, env={**launching.environment(), "ORPHAN": ORPHAN},
+    )  # fmt: skip
+    assert done.stdout == ""
+    assert "torchrun has ended" in done.stderr
+
+
 @pytest.mark.parametrize(
     "environment",
     [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}],
