@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import subprocess
 import sys
 from collections import deque
 from pathlib import Path
@@ -11,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ray_cluster import fail_on_remains
 
 import polyarm
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
@@ -18,6 +22,7 @@ from polyarm.distributed.ray import hosts as hosts_module
 from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.cluster import Cluster
 from polyarm.distributed.ray.dealing import Deal, Pace
+from polyarm.distributed.ray.guard import MARK
 from polyarm.distributed.ray.hosts import Host, Hosts
 from polyarm.distributed.ray.node import Facts
 from polyarm.distributed.ray.placement import Node, deal_slots, place
@@ -328,6 +333,29 @@ def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
     hosts.look()
     hosts.look()
     assert caplog.text.count("ray status") == 1
+
+
+# What is left of a cluster.
+
+
+def test_what_is_left_of_a_cluster_is_named_and_ended(tmp_path):
+    (tmp_path / "logs").mkdir()
+    marked = {**os.environ, MARK: str(tmp_path)}
+    with (tmp_path / "logs" / "raylet.out").open("w") as log:
+        left = [
+            subprocess.Popen(["sleep", "101"], env=marked, start_new_session=True),
+            subprocess.Popen(["sleep", "102"], stdout=log, start_new_session=True),
+        ]
+    try:
+        with pytest.raises(pytest.fail.Exception, match="left behind") as failure:
+            fail_on_remains(str(tmp_path), within_s=0.1)
+        assert all(f"{process.pid} sleep 10" in str(failure.value) for process in left)
+        assert [process.wait(5) for process in left] == [-signal.SIGKILL, -signal.SIGKILL]
+    finally:
+        for process in left:
+            process.kill()
+            process.wait()
+    fail_on_remains(str(tmp_path), within_s=0.1)
 
 
 # What is asked for.
