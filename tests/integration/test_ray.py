@@ -1,6 +1,6 @@
 """On a real Ray cluster of several nodes: the same episodes as on one machine, whatever happens.
 
-The cluster has two nodes; one more joins, and is lost again. Tests come in that order, because
+The cluster has two nodes; one more joins, then two are lost. Tests come in that order, because
 starting a node takes seconds. The third says that it has a GPU and little memory, which is all that
 Ray needs to know for placing something there.
 """
@@ -326,3 +326,17 @@ def test_a_node_killed_in_mid_run_changes_no_score(nodes, tmp_path):
     assert notes(tmp_path / "notes") == {first: two, second: two, little: one}
     assert facts(results) == facts(polyarm.evaluate(Leaning(), SAWYERS, **how))
     assert max(episode.attempts for episode in results.episodes) == 2
+
+
+def test_slots_of_a_lost_node_are_built_again_on_one_that_is_left(nodes):
+    with polyarm.make_vec("toy/count-10", num_envs=2, hosts="ray") as envs:
+        envs.reset(seed=1)
+        lost = next(shard for shard in envs._shards if shard.node.id == nodes.added[1].node_id)
+        nodes.kill(nodes.added[1])
+        os.kill(lost.about["pid"], signal.SIGKILL)
+        actions = np.zeros((2, 2), np.float32)
+        *_, info = envs.step(actions)
+        assert [error and error.kind for error in info["error"]].count("died") == 1
+        *_, info = envs.step(actions)
+        assert "error" not in info
+        assert {shard.node.id for shard in envs._shards} == {nodes.added[0].node_id}

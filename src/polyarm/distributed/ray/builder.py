@@ -89,12 +89,23 @@ class Builder:
             BuildError: They cannot be built.
             WorkerError: There is no node left.
         """
-        if shard.node.id not in {node.id for node in self.cluster.nodes()}:
-            shard.node = self._emptiest(shard.count)
-        # Cores and memory may be taken by the slots that the node has already: they share them.
-        placement = replace(self._placement(shard, 0), num_cpus=0.0)
-        shard.actor = self._start(shard, placement, self._following(shard))
-        self._await_start(shard)
+        while True:
+            if shard.node.id not in self._alive():
+                shard.node = self._emptiest(shard.count)
+            # Cores and memory may be taken by the slots that the node has already: they share them.
+            placement = replace(self._placement(shard, 0), num_cpus=0.0)
+            shard.actor = self._start(shard, placement, self._following(shard))
+            try:
+                self._await_start(shard)
+            except BuildError:
+                # An actor's end is seen at once, its node's only when health checks have failed.
+                if shard.node.id in self._alive():
+                    raise
+            else:
+                return
+
+    def _alive(self) -> set[str]:
+        return {node.id for node in self.cluster.nodes()}
 
     def _emptiest(self, more: int) -> Node:
         nodes = self.cluster.nodes()
