@@ -6,12 +6,17 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import pytest
+
+from polyarm.distributed.ray.guard import MARK, marked
 
 SOURCES = Path(__file__).parents[1] / "src"
 STORE_NBYTES = 80 << 20
@@ -21,14 +26,20 @@ HEALTH = {
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 3,
 }
+PLAYING = ("ray::EvalNode", "ray::EnvNode", "ray::PolicyServer", "polyarm.vector.forkserver")
 
 
 class Nodes:
-    """Nodes of one core each; the first is the head."""
+    """Nodes of one core each; the first is the head.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Ray's files go here.
+    """
+
+    def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
 
+        self._folder = folder
         self._cluster = Cluster()
         self.added: list[Any] = []
         self.add(_system_config=HEALTH)
@@ -38,7 +49,7 @@ class Nodes:
         return str(self._cluster.address)
 
     def add(self, **how: Any) -> Any:
-        """One node more."""
+        """One node more; what it offers need not be there."""
         with own_signals():
             node = self._cluster.add_node(
                 num_cpus=1, object_store_memory=STORE_NBYTES, include_dashboard=False, **how
@@ -50,30 +61,55 @@ class Nodes:
         """As a power cut would."""
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def playing(self, within_s: float = 3.0) -> dict[int, str]:
+        """Actors and engines of ours that do not end within so long; by their commands."""
+        return remains(self._folder, *PLAYING, within_s=within_s)
+
     def close(self) -> None:
         self._cluster.shutdown()
 
 
-def engines(within_s: float = 3.0) -> list[str]:
-    """Fork servers of this test run that do not end within so long."""
+def remains(folder: str, *names: str, within_s: float) -> dict[int, str]:
+    """Commands of a cluster's processes that do not end within so long.
+
+    Args:
+        folder: The cluster's.
+        names: Only commands that have one of these in them; all without any.
+        within_s: How long they have.
+    """
     deadline = time.monotonic() + within_s
-    while found := _fork_servers():
+    while found := {
+        pid: command
+        for pid in marked(folder)
+        if pid != os.getpid() and (command := _command(pid))
+        if not names or any(name in command for name in names)
+    }:
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
     return found
 
 
-def _fork_servers() -> list[str]:
-    mark = os.environ["POLYARM_TEST_RUN"].encode()
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            command = Path(f"/proc/{entry}/cmdline").read_bytes()
-            ours = mark in Path(f"/proc/{entry}/environ").read_bytes()
-            if ours and b"polyarm.vector.forkserver" in command:
-                found.append(entry)
-    return found
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        return command or Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def fail_on_remains(folder: str, within_s: float = 10.0) -> None:
+    """Fail if anything of a cluster that has ended still runs, and end it.
+
+    Those that it orphaned descend from nobody here, and titles that Ray's processes give themselves
+    may have written over the mark that all tests have in their environment.
+    """
+    found = remains(folder, within_s=within_s)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if found:
+        lines = [f"  {pid} {command}" for pid, command in found.items()]
+        pytest.fail("\n".join(["the Ray cluster left behind:", *lines]), pytrace=False)
 
 
 def own_signals() -> Any:
@@ -92,6 +128,7 @@ def ray_cluster() -> Iterator[Nodes]:
     path = os.pathsep.join(filter(None, [str(SOURCES), str(Path(__file__).parent), inherited]))
     settings = {
         "PYTHONPATH": path,
+        MARK: folder,
         "RAY_AUTH_MODE": "disabled",
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -101,7 +138,7 @@ def ray_cluster() -> Iterator[Nodes]:
     Path(folder, "ray").mkdir()
     nodes = None
     try:
-        nodes = Nodes()
+        nodes = Nodes(folder)
         with own_signals():
             ray.init(address=nodes.address, log_to_driver=False, logging_level=logging.ERROR)
         yield nodes
@@ -109,9 +146,12 @@ def ray_cluster() -> Iterator[Nodes]:
         ray.shutdown()
         if nodes is not None:
             nodes.close()
-        shutil.rmtree(folder, ignore_errors=True)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        try:
+            fail_on_remains(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,8 @@
 """On a real Ray cluster of several nodes: the same episodes as on one machine, whatever happens.
 
-The cluster has two nodes; one more joins, and is lost again. Tests come in that order, because
-starting a node takes seconds.
+The cluster has two nodes; one more joins, then two are lost. Tests come in that order, because
+starting a node takes seconds. The third says that it has a GPU and little memory, which is all that
+Ray needs to know for placing something there.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import time
 import numpy as np
 import pytest
 import ray
-from ray_cluster import engines, ray_cluster
+from ray_cluster import ray_cluster
 
 import polyarm
 from polyarm.contracts import Batch
-from polyarm.errors import InvalidCall, PolicyError
+from polyarm.errors import HostLimit, InvalidCall, PolicyError
 from polyarm.testing import SleepyPolicy
 
 TOYS = ["toy/count-3", "toy/count-10", "toy/count-50"]
 SAWYERS = ["metaworld/reach-v3", "metaworld/drawer-close-v3"]
+SAWYER_NBYTES = 110 << 20
+LITTLE_NBYTES = 200 << 20
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +37,9 @@ def nodes():
 
 @pytest.fixture(autouse=True)
 def no_leaks(nodes):
-    """Ray itself keeps connections; that nothing of it is left is seen when the run ends."""
+    """Ray keeps processes and connections of its own until the cluster ends; ours may not stay."""
     yield
-    assert not engines(), "fork servers of actors that have ended"
+    assert not nodes.playing()
 
 
 def facts(results):
@@ -145,7 +148,7 @@ def test_a_vector_env_on_two_nodes_is_one_of_one_machine(tasks, options):
         polyarm.make_vec(tasks, num_envs=5, hosts="ray", **options) as ours,
         polyarm.make_vec(tasks, num_envs=5, num_workers=1, **options) as theirs,
     ):
-        assert [count for _, count in ours.nodes] == [2, 3]
+        assert [count for _, count in ours.nodes] == [3, 2]
         assert ours.single_observation_space == theirs.single_observation_space
         assert ours.tasks == theirs.tasks
         for seed in (3, None):
@@ -215,7 +218,7 @@ def test_a_node_that_joins_is_used(nodes):
 
     def watch(progress):
         if not joined:
-            joined.append(nodes.add())
+            joined.append(nodes.add(num_gpus=1, memory=LITTLE_NBYTES))
         for host in evaluator._player._hosts or ():
             if host.node.id == joined[0].node_id and host.report.results:
                 evaluator.stop()
@@ -226,11 +229,68 @@ def test_a_node_that_joins_is_used(nodes):
     assert {episode.outcome for episode in results.episodes} == {"success"}
 
 
-class Patient(Leaning):
-    """Takes its time until a file is there, so that whoever starts last gets episodes, too."""
+class Placed(Leaning):
+    """Notes where it acts, and what its process has been given of that node."""
 
-    def __init__(self, gate):
-        self.gate = gate
+    def __init__(self, folder):
+        self.folder = folder
+
+    def act(self, batch):
+        context = ray.get_runtime_context()
+        note = self.folder / context.get_node_id()
+        note.write_text(json.dumps(context.get_assigned_resources()))
+        return super().act(batch)
+
+
+def notes(folder):
+    return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+@pytest.mark.simulator
+def test_where_only_some_nodes_have_a_gpu_the_policy_is_there_and_acts_for_all(nodes, tmp_path):
+    how = {"episodes": 3, "num_envs": 1, "suite_options": ("max_steps=30",)}
+    results = polyarm.evaluate(Placed(tmp_path), SAWYERS, ray="auto", **how)
+    assert notes(tmp_path) == {nodes.added[-1].node_id: {"GPU": 0.5}}
+    assert not results.errors
+
+
+def given(envs):
+    """How many slots each node has of a vector env, and what was given for them."""
+
+    def assigned(_):
+        return ray.get_runtime_context().get_assigned_resources()
+
+    return {
+        shard.node.id: (shard.count, ray.get(shard.actor.__ray_call__.remote(assigned)))
+        for shard in envs._shards
+    }
+
+
+@pytest.mark.simulator
+def test_envs_of_a_batch_are_placed_by_cores_and_memory(nodes):
+    with polyarm.make_vec(SAWYERS[0], num_envs=6, num_workers=1, hosts="ray") as envs:
+        placed = given(envs)
+    assert placed[nodes.added[-1].node_id][0] == 1  # two would be its share by cores
+    assert sorted(count for count, _ in placed.values()) == [1, 2, 3]
+    for count, share in placed.values():
+        assert share == {"CPU": 1.0, "memory": count * SAWYER_NBYTES}
+    with pytest.raises(HostLimit, match="1000000 envs of 110 MiB do not fit"):
+        polyarm.make_vec(SAWYERS[0], num_envs=10**6, hosts="ray")
+
+
+def test_a_node_that_renders_for_a_batch_gives_a_share_of_its_gpu(nodes):
+    how = {"cameras": ("front",), "image_size": (8, 8), "hosts": "ray"}
+    with polyarm.make_vec("toy/count-3", num_envs=3, **how) as envs:
+        gpus = {node: share.get("GPU") for node, (_, share) in given(envs).items()}
+    assert [gpus[node.node_id] for node in nodes.added] == [None, None, 0.25]
+
+
+class Patient(Placed):
+    """Takes its time until it is told to hurry, so that whoever starts last gets episodes, too."""
+
+    @property
+    def gate(self):
+        return self.folder.with_name("hurry")
 
     def act(self, batch):
         if not self.gate.exists():
@@ -241,8 +301,9 @@ class Patient(Leaning):
 @pytest.mark.simulator
 def test_a_node_killed_in_mid_run_changes_no_score(nodes, tmp_path):
     how = {"episodes": 8, "num_envs": 2, "suite_options": ("max_steps=60",)}
-    options = polyarm.EvalOptions(ray="auto", **how)
-    policy = Patient(tmp_path / "gate")
+    options = polyarm.EvalOptions(ray="auto", ray_policy="replicate", **how)
+    (tmp_path / "notes").mkdir()
+    policy = Patient(tmp_path / "notes")
     killed = []
 
     def kill(progress):
@@ -259,5 +320,23 @@ def test_a_node_killed_in_mid_run_changes_no_score(nodes, tmp_path):
         results = evaluator.run({"": policy}, kill)
         assert killed
         assert killed[0] not in [host.name for host in evaluator._player._hosts]
-    assert facts(results) == facts(polyarm.evaluate(policy, SAWYERS, **how))
+    first, second, little = [node.node_id for node in nodes.added]
+    two = {"CPU": 1.0, "memory": 2.0 * SAWYER_NBYTES}
+    one = {"CPU": 1.0, "memory": 1.0 * SAWYER_NBYTES, "GPU": 1.0}
+    assert notes(tmp_path / "notes") == {first: two, second: two, little: one}
+    assert facts(results) == facts(polyarm.evaluate(Leaning(), SAWYERS, **how))
     assert max(episode.attempts for episode in results.episodes) == 2
+
+
+def test_slots_of_a_lost_node_are_built_again_on_one_that_is_left(nodes):
+    with polyarm.make_vec("toy/count-10", num_envs=2, hosts="ray") as envs:
+        envs.reset(seed=1)
+        lost = next(shard for shard in envs._shards if shard.node.id == nodes.added[1].node_id)
+        nodes.kill(nodes.added[1])
+        os.kill(lost.about["pid"], signal.SIGKILL)
+        actions = np.zeros((2, 2), np.float32)
+        *_, info = envs.step(actions)
+        assert [error and error.kind for error in info["error"]].count("died") == 1
+        *_, info = envs.step(actions)
+        assert "error" not in info
+        assert {shard.node.id for shard in envs._shards} == {nodes.added[0].node_id}

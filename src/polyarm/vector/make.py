@@ -107,7 +107,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
         BuildError: When an env cannot be built.
-        HostLimit: When the shared block does not fit in memory.
+        HostLimit: When the shared block does not fit in memory, or the envs not into a cluster's.
     """
     arguments = dict(locals())  # while there is nothing else
     _check_counts(num_envs, num_workers, ring)
@@ -193,7 +193,6 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
 def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:
     module, _, name = _OF_A_CLUSTER.partition(":")
     where = arguments.pop("hosts").partition(":")[2] or "auto"
-    arguments |= arguments.pop("suite_options")
     made: VectorEnv = getattr(importlib.import_module(module), name)(where, arguments)
     return made
 

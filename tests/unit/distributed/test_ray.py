@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
+import subprocess
 import sys
 from collections import deque
 from pathlib import Path
@@ -11,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ray_cluster import fail_on_remains
 
 import polyarm
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
@@ -18,9 +22,11 @@ from polyarm.distributed.ray import hosts as hosts_module
 from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.cluster import Cluster
 from polyarm.distributed.ray.dealing import Deal, Pace
+from polyarm.distributed.ray.guard import MARK
 from polyarm.distributed.ray.hosts import Host, Hosts
 from polyarm.distributed.ray.node import Facts
-from polyarm.distributed.ray.placement import Node, deal_slots, place
+from polyarm.distributed.ray.placement import Node, deal_slots, emptiest, place
+from polyarm.distributed.ray.player import RayPlayer
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
 from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict, UnknownName
 from polyarm.rollout.plan import group_tasks
@@ -179,10 +185,50 @@ def test_no_more_envs_than_fit_into_a_node():
         place(node(memory=1 << 30), 64, 2 << 30, policy=False, frames=False)
 
 
+def test_a_node_that_does_not_say_how_much_memory_it_has_is_asked_for_none():
+    asked = place(node(memory=0), 4, 1 << 30, policy=False, frames=False)
+    assert (asked.num_envs, asked.memory) == (4, 0)
+
+
 def test_slots_are_dealt_by_cores():
-    assert deal_slots(5, [node(1.0), node(1.0)]) == [(0, 2), (2, 5)]
-    assert deal_slots(8, [node(1.0), node(3.0)]) == [(0, 2), (2, 8)]
-    assert deal_slots(1, [node(1.0), node(9.0)]) == [(0, 0), (0, 1)]
+    assert deal_slots(5, [node(1.0), node(1.0)], 0) == [(0, 3), (3, 5)]
+    assert deal_slots(8, [node(1.0), node(3.0)], 0) == [(0, 2), (2, 8)]
+    assert deal_slots(1, [node(1.0), node(9.0)], 0) == [(0, 0), (0, 1)]
+
+
+def test_slots_that_do_not_fit_into_a_node_are_dealt_to_the_others():
+    tight, roomy, small = node(8.0, memory=5 << 30), node(1.0), node(1.0, memory=1 << 30)
+    assert deal_slots(9, [tight, roomy, small], 1 << 30) == [(0, 4), (4, 9), (9, 9)]
+    assert deal_slots(9, [tight, node(1.0, memory=0)], 1 << 30) == [(0, 4), (4, 9)]
+    with pytest.raises(HostLimit, match=r"11 envs of 1024 MiB do not fit .* 10 do"):
+        deal_slots(11, [tight, roomy, small], 1 << 30)
+
+
+def test_lost_slots_go_where_their_memory_is_and_else_to_the_fewest_per_core():
+    busy, idle, small = node(1.0), node(4.0), node(8.0, memory=3 << 30)
+    held = {busy: 1, idle: 3, small: 1}
+    assert emptiest(held, 1, 1 << 30) is small
+    assert emptiest(held, 2, 1 << 30) is idle
+    assert emptiest(held, 2, 0) is small
+    assert emptiest(held, 99, 1 << 30) is small
+
+
+@pytest.mark.parametrize(
+    ("gpus", "policy", "central"),
+    [
+        ((0, 1), "polyarm.testing:SleepyPolicy", True),
+        ((1, 1), "polyarm.testing:SleepyPolicy", False),
+        ((0, 0), "polyarm.testing:SleepyPolicy", False),
+        ((0, 1), "expert", False),
+    ],
+)
+def test_a_policy_is_central_if_some_nodes_have_a_gpu_and_it_may_use_one(gpus, policy, central):
+    cluster = SimpleNamespace(nodes=lambda: [node(gpus=float(each)) for each in gpus])
+    options = {"policy": policy, "ray": "auto"}
+    assert RayPlayer(polyarm.EvalOptions(**options))._is_central(cluster) == central
+    for asked in ("central", "replicate"):
+        player = RayPlayer(polyarm.EvalOptions(**options, ray_policy=asked))
+        assert player._is_central(cluster) == (asked == "central")
 
 
 # Batches.
@@ -320,6 +366,18 @@ def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, 
     assert not host.ready
 
 
+def test_a_node_in_which_not_even_one_env_fits_is_left_out(caplog):
+    """Videos cost memory, too, where the policy sees none of them."""
+    small = node(memory=200 << 20)  # Meta-World's envs take 110 MiB, or 290 with a camera
+    cluster = SimpleNamespace(ray=None, nodes=lambda: [small])
+    options = polyarm.EvalOptions(record="all")
+    hosts = Hosts(cluster, options, group_tasks(["metaworld/reach-v3"], options), policy=False)
+    hosts.look()
+    assert "node 10.0.0.1 (01234567) is left out" in caplog.text
+    with pytest.raises(HostLimit, match="200 MiB, one env takes 290 MiB"):
+        hosts.require_some()
+
+
 def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
     monkeypatch.setattr(hosts_module, "LONG_S", 0.0)
     monkeypatch.setattr(hosts_module, "_LOOK_FOR_NODES_S", 0.0)
@@ -328,6 +386,29 @@ def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
     hosts.look()
     hosts.look()
     assert caplog.text.count("ray status") == 1
+
+
+# What is left of a cluster.
+
+
+def test_what_is_left_of_a_cluster_is_named_and_ended(tmp_path):
+    (tmp_path / "logs").mkdir()
+    marked = {**os.environ, MARK: str(tmp_path)}
+    with (tmp_path / "logs" / "raylet.out").open("w") as log:
+        left = [
+            subprocess.Popen(["sleep", "101"], env=marked, start_new_session=True),
+            subprocess.Popen(["sleep", "102"], stdout=log, start_new_session=True),
+        ]
+    try:
+        with pytest.raises(pytest.fail.Exception, match="left behind") as failure:
+            fail_on_remains(str(tmp_path), within_s=0.1)
+        assert all(f"{process.pid} sleep 10" in str(failure.value) for process in left)
+        assert [process.wait(5) for process in left] == [-signal.SIGKILL, -signal.SIGKILL]
+    finally:
+        for process in left:
+            process.kill()
+            process.wait()
+    fail_on_remains(str(tmp_path), within_s=0.1)
 
 
 # What is asked for.
@@ -348,6 +429,8 @@ def test_what_a_cluster_cannot_do_is_refused_before_it_is_looked_for(tmp_path):
         polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", frames="every")
     with pytest.raises(InvalidCall, match="observers"):
         polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", observer="a:b")
+    with pytest.raises(UnknownName, match="back"):
+        polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", cameras=("back",))
     how = {"ray": "auto", "save_dataset": str(tmp_path / "data"), "cameras": ("front",)}
     with pytest.raises(InvalidCall, match="datasets cannot be saved on a Ray cluster"):
         polyarm.evaluate("zero", "toy/count-3", out=tmp_path / "out", **how)

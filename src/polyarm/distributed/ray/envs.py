@@ -8,11 +8,9 @@ that is left.
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,22 +18,16 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from polyarm.distributed.ray.builder import Builder
 from polyarm.distributed.ray.cluster import Cluster, why
-from polyarm.distributed.ray.placement import RENDERING, Node, deal_slots
-from polyarm.distributed.ray.shard import Answer, EnvNode, Shard
+from polyarm.distributed.ray.shard import Answer, Shard
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
 from polyarm.errors import BuildError, ClosedEnv, InvalidCall, WorkerDied, WorkerError
 from polyarm.vector.actions import ActionCheck
 from polyarm.vector.layout import leaves
-from polyarm.vector.make import expand_tasks
-
-_log = logging.getLogger("polyarm")
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
-_START_S = 120.0
-"""How long a node may take to give an actor its cores, besides the time for building envs."""
-_LONG_S = 10.0
 _CLOSE_S = 5.0
 
 
@@ -50,7 +42,9 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     Raises:
         BuildError: A node cannot build its envs.
+        HostLimit: The nodes have not enough memory.
         InvalidCall: There is no such cluster, or something cannot be had on one.
+        UnknownName: For a suite, task, camera or option that does not exist.
     """
 
     def __init__(self, where: str, arguments: dict[str, Any]) -> None:
@@ -61,11 +55,11 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.closed = True
         self.num_envs = arguments["num_envs"]
         self._arguments = arguments
-        self._tasks = expand_tasks(arguments.pop("tasks"))
         self._autoreset = arguments["autoreset"]
-        self._shards: list[Shard] = []
         self._attributes: dict[str, Sequence[Any]] = {}
-        self._cluster = Cluster(where)
+        self._builder = Builder(where, arguments)
+        self._shards = self._builder.shards
+        self._cluster = self._builder.cluster
         self._ray = self._cluster.ray
         self._finalizer = weakref.finalize(self, _close, self._cluster, self._shards)
         self.closed = False
@@ -223,16 +217,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     # Building, and building again.
 
     def _build(self) -> None:
-        nodes = self._cluster.nodes()
-        if not nodes:
-            raise InvalidCall("the Ray cluster has no node with a CPU; see `ray status`")
-        for node, (first, stop) in zip(nodes, deal_slots(self.num_envs, nodes), strict=True):
-            if first < stop:
-                shard = Shard(first, stop, node, None)
-                shard.actor = self._start(shard, num_cpus=min(node.cpus, stop - first))
-                self._shards.append(shard)
-        for shard in self._shards:
-            self._await_start(shard)
+        self._builder.build()
         first_about = self._shards[0].about
         self.single_action_space = first_about["action_space"]
         self.single_observation_space = first_about["observation_space"]
@@ -253,73 +238,15 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         clip = self._arguments["clip_actions"]
         self._check = ActionCheck(self.single_action_space, action_leaves, clip=clip)
 
-    def _start(
-        self, shard: Shard, *, num_cpus: float, following: Mapping[str, Any] | None = None
-    ) -> Any:
-        slots = range(shard.first, shard.stop)
-        tasks = [self._tasks[slot % len(self._tasks)] for slot in slots]
-        arguments = {**self._arguments, "tasks": tasks, "num_envs": shard.count}
-        renders = bool(arguments["cameras"]) and shard.node.gpus >= 1
-        kind = self._ray.remote(EnvNode).options(
-            num_cpus=num_cpus,
-            num_gpus=RENDERING if renders else 0,
-            scheduling_strategy=self._cluster.on(shard.node),
-            max_restarts=0,
-        )
-        folder = str(Path.cwd())
-        return kind.remote(arguments, shard.first, self.num_envs, folder, following or {})
-
-    def _await_start(self, shard: Shard) -> None:
-        exceptions = self._ray.exceptions
-        patience_s = self._arguments["build_timeout_s"] + _START_S
-        described = shard.actor.describe.remote()
-        try:
-            if not self._ray.wait([described], timeout=_LONG_S)[0]:
-                _log.warning(
-                    "still waiting for node %s: `ray status` says who has its cores", shard.node
-                )
-            shard.about = self._ray.get(described, timeout=patience_s)
-        except exceptions.GetTimeoutError:
-            raise BuildError(
-                f"node {shard.node} has not built {shard.count} envs in {patience_s:g} s; has it"
-                f" cores to spare? `ray status` says so"
-            ) from None
-        except exceptions.RayError as error:
-            told = why(error) if hasattr(error, "cause") else error
-            raise BuildError(f"node {shard.node} cannot build its envs: {told}") from error
-
     def _revive(self) -> None:
-        """Start the actors of lost nodes again."""
+        """Build lost slots again."""
         self._require_open()
         for shard in self._shards:
-            if not shard.lost:
-                continue
-            nodes = {node.id: node for node in self._cluster.nodes()}
-            if not nodes:
-                raise WorkerError("the Ray cluster has no node with a CPU left")
-            if shard.node.id not in nodes:
-                shard.node = min(nodes.values(), key=self._load)
-            # Its cores may all be taken by the slots that it has already: they share them.
-            shard.actor = self._start(shard, num_cpus=0, following=self._following(shard))
-            self._await_start(shard)
-            for name, each in self._attributes.items():
-                self._get([self._set(shard, name, each)])
-            shard.lost, shard.fresh = "", True
-
-    def _load(self, node: Node) -> float:
-        """Slots per core that a node has."""
-        return sum(shard.count for shard in self._shards if shard.node == node) / node.cpus
-
-    def _following(self, shard: Shard) -> dict[str, Any]:
-        """What a new actor goes on with: the episodes after those that were lost."""
-        if shard.last is None:
-            return {}
-        if self.episodic:
-            return {"episodes": shard.last.episodes + self.num_envs}
-        entropy = np.random.SeedSequence(
-            self._arguments["seed"] or 0, spawn_key=(shard.first, shard.losses)
-        )
-        return {"seeds": [int(each) for each in entropy.generate_state(shard.count)]}
+            if shard.lost:
+                self._builder.build_again(shard)
+                for name, each in self._attributes.items():
+                    self._get([self._set(shard, name, each)])
+                shard.lost, shard.fresh = "", True
 
     # Answers.
 

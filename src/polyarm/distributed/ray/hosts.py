@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polyarm import registry
-from polyarm.contracts import Footprint
+from polyarm.contracts import EnvSpec
 from polyarm.distributed.ray.cluster import Cluster
 from polyarm.distributed.ray.dealing import Pace
 from polyarm.distributed.ray.node import EvalNode, Facts, Report, comparable
-from polyarm.distributed.ray.placement import Node, Placement, place
+from polyarm.distributed.ray.placement import Node, Placement, env_nbytes, place
 from polyarm.errors import (
     BuildError,
     DisplayError,
@@ -23,6 +22,7 @@ from polyarm.errors import (
     RunConflict,
     WorkerError,
 )
+from polyarm.rollout.filming import cameras_to_film
 from polyarm.rollout.journal import differences
 from polyarm.rollout.options import EvalOptions
 from polyarm.rollout.plan import Group
@@ -88,6 +88,10 @@ class Hosts:
         self._options = options
         self._groups = list(groups)
         self._policy = policy
+        self._frames = bool(options.cameras) or options.recorded != "none"
+        self._env_nbytes = env_nbytes(
+            [self._built(spec) for group in groups for spec in group.specs]
+        )
         self._hosts: dict[str, Host] = {}
         self._deaths: dict[str, int] = {}
         self._started = 0
@@ -221,18 +225,11 @@ class Hosts:
     def _start(self, node: Node) -> None:
         options = self._options
         placement = place(
-            node,
-            options.num_envs,
-            self._env_nbytes(),
-            policy=self._policy,
-            frames=bool(options.cameras) or options.recorded != "none",
+            node, options.num_envs, self._env_nbytes, policy=self._policy, frames=self._frames
         )
         own = replace(options, ray=None, num_envs=placement.num_envs, stop_after=None)
-        asked = {"num_cpus": placement.num_cpus, "num_gpus": placement.num_gpus}
-        if placement.memory:
-            asked["memory"] = placement.memory
         kind = self._ray.remote(EvalNode).options(
-            scheduling_strategy=self._cluster.on(node), max_restarts=0, **asked
+            scheduling_strategy=self._cluster.on(node), max_restarts=0, **placement.asked()
         )
         actor = kind.remote(own, str(Path.cwd()))
         self._started += 1
@@ -240,12 +237,8 @@ class Hosts:
         examined = actor.examine.remote(self._groups)
         self._hosts[name] = Host(node, name, actor, placement, examined)
 
-    def _env_nbytes(self) -> int:
-        """What the largest env takes in a node's memory, where its suite says so."""
-        needs = [0]
-        for group in self._groups:
-            measure = getattr(registry.load(group.specs[0].suite), "footprint", None)
-            if measure is not None:
-                need: Footprint = measure(group.specs[0])
-                needs.append(need.host + need.graphics)
-        return max(needs)
+    def _built(self, spec: EnvSpec) -> EnvSpec:
+        """An env as nodes build it: with cameras for videos, whatever the policy sees."""
+        if self._options.recorded == "none":
+            return spec
+        return replace(spec, cameras=cameras_to_film(spec.cameras, spec.suite))

@@ -21,6 +21,7 @@ from polyarm.distributed.ray.hosts import LONG_S, UNFIT, Host, Hosts
 from polyarm.distributed.ray.node import Report
 from polyarm.errors import InvalidCall, PolyarmError, WorkerError
 from polyarm.report.encoding import plain
+from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.journal import storage_errors
 from polyarm.rollout.options import EvalOptions, seconds
@@ -84,6 +85,7 @@ class RayPlayer(Player):
         self._cluster: Cluster | None = None
         self._hosts: Hosts | None = None
         self._server: Any = None
+        self._plain = _is_plain(options.policy)
         self._central: bool | None = None
         self._groups: list[Group] = []
         self._protocol: dict[str, Any] = {}
@@ -107,6 +109,7 @@ class RayPlayer(Player):
     def play(self, turn: Turn, schedule: Schedule | None = None) -> Iterator[EpisodeResult | None]:
         """Play a turn; yields None now and then."""
         assert schedule is None, "a cluster deals its episodes itself"
+        self._expect(turn.policy)
         hosts = self._connect()
         current = self._round(turn)
         while current.deal.open and not self.stopping:
@@ -152,10 +155,21 @@ class RayPlayer(Player):
             assert self._options.ray is not None
             self._cluster = Cluster(self._options.ray)
         if self._hosts is None:
-            own = not self._is_central(self._cluster) and not self._is_plain()
+            own = not self._is_central(self._cluster) and not self._plain
             self._hosts = Hosts(self._cluster, self._options, self._groups, policy=own)
         self._hosts.look()
         return self._hosts
+
+    def _expect(self, policy: PolicyLike) -> None:
+        """Ask for GPUs after all, if this is no policy such as the options have led to expect."""
+        if not self._plain or _is_plain(policy):
+            return
+        self._plain, self._central = False, None
+        if self._cluster is None or self._hosts is None or self._is_central(self._cluster):
+            return
+        if any(host.node.gpus >= 1 for host in self._hosts):
+            self._hosts.close()
+            self._hosts = None
 
     def _round(self, turn: Turn) -> _Round:
         assert self._cluster is not None
@@ -169,15 +183,11 @@ class RayPlayer(Player):
             fingerprint = plain(self.policies.fingerprint(turn.policy, turn.group))
         return _Round(self._rounds, turn, deal, policy, traits, fingerprint)
 
-    def _is_plain(self) -> bool:
-        policy = self._options.policy
-        return policy in _BUILT_IN or policy.startswith(_PLAIN)
-
     def _is_central(self, cluster: Cluster) -> bool:
         """Whether one actor has the policy for all; decided once, by the nodes that are there."""
         if self._central is None:
             with_gpu = [node.gpus >= 1 for node in cluster.nodes()]
-            some = any(with_gpu) and not all(with_gpu) and not self._is_plain()
+            some = any(with_gpu) and not all(with_gpu) and not self._plain
             asked = self._options.ray_policy
             self._central = some if asked == "auto" else asked == "central"
         return self._central
@@ -307,6 +317,11 @@ class RayPlayer(Player):
     def _deal_again(self, host: Host, current: _Round, reason: str) -> list[EpisodeResult]:
         label = current.turn.label
         return [_hopeless(label, key, reason) for key in current.deal.lose(host.name)]
+
+
+def _is_plain(policy: PolicyLike) -> bool:
+    """Whether a policy needs no GPU on the nodes."""
+    return isinstance(policy, str) and (policy in _BUILT_IN or policy.startswith(_PLAIN))
 
 
 def _hopeless(label: str, key: EpisodeKey, reason: str) -> EpisodeResult:
