@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyarm.testing import CountingEnv
@@ -14,10 +14,10 @@ LATE_S = 0.3
 _fork = Zygote._fork
 
 
-def _fork_and_dawdle(self: Zygote, main: Callable[[], None], fds: list[int]) -> Any:
-    answer = _fork(self, main, fds)
+def _fork_and_dawdle(self: Zygote, mains: Sequence[Callable[[], object]], fds: list[int]) -> Any:
+    answers = _fork(self, mains, fds)
     time.sleep(LATE_S)
-    return answer
+    return answers
 
 
 Zygote._fork = _fork_and_dawdle  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import os
 import pickle
+import select
 import socket
 import struct
 from collections import deque
@@ -97,6 +98,10 @@ class Channel:
             messages = self._split()
             if messages or not self._blocking:
                 return messages
+
+    def has_arrived(self) -> bool:
+        """Whether there is more to receive, or the end."""
+        return bool(select.select([self.sock], [], [], 0)[0])
 
     def close(self) -> None:
         """Close the socket and descriptors that nobody took."""

@@ -12,7 +12,7 @@ import resource
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +25,8 @@ WORKER_TAG = "POLYARM_WORKER_PID"
 REPORT = struct.Struct("<qqqq")
 """What a worker tells the fork server: its index and generation, and pid and number of its X server
 if that is what it tells; else that its envs are built."""
+
+_PID = struct.Struct("<q")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -104,29 +106,49 @@ def run_and_leave(main: Callable[[], object]) -> NoReturn:
         os._exit(status)
 
 
-def fork_detached(main: Callable[[], object]) -> int:
-    """Fork a process that is adopted by the subreaper above, and return its pid.
+def fork_detached(mains: Sequence[Callable[[], object]]) -> list[int]:
+    """Fork processes that are adopted by the subreaper above, and return their pids.
 
-    The intermediate process ends at once, so this one need not reap anybody later.
+    The process in between ends at once, so this one need not reap anybody later.
+
+    Raises:
+        OSError: The host gives no more processes.
     """
     reader, writer = os.pipe()
     middle = os.fork()
     if middle == 0:
-        me = os.getpid()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            os.close(writer)
-            while os.getppid() == me:  # until the subreaper has adopted this process
-                os.sched_yield()
-            run_and_leave(main)
-        os.write(writer, child.to_bytes(8, "little"))
-        os._exit(0)
+        try:
+            _fork_and_tell(mains, reader, writer)
+        finally:
+            os._exit(0)
     os.close(writer)
-    pid = int.from_bytes(os.read(reader, 8), "little")
+    told = b""
+    while len(told) < _PID.size * len(mains) and (more := os.read(reader, 4096)):
+        told += more
     os.close(reader)
     os.waitpid(middle, 0)
-    return pid
+    pids = [pid for (pid,) in _PID.iter_unpack(told)]
+    if len(pids) < len(mains):
+        for pid in pids:
+            kill(pid)
+        raise OSError(f"cannot fork: the host gave {len(pids)} of {len(mains)} processes")
+    return pids
+
+
+def _fork_and_tell(mains: Sequence[Callable[[], object]], reader: int, writer: int) -> None:
+    me = os.getpid()
+    gate, ours = os.pipe()
+    for main in mains:
+        child = os.fork()
+        if child == 0:
+            for fd in (reader, writer, ours):
+                os.close(fd)
+            os.read(gate, 1)  # the end of this pipe is that of the process in between, or nearly so
+            while os.getppid() == me:  # until the subreaper has adopted this process
+                os.sched_yield()
+            os.close(gate)
+            run_and_leave(main)
+        os.write(writer, _PID.pack(child))
 
 
 def signal_name(number: int) -> str:

@@ -15,11 +15,18 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from polyarm.vector import process
 from polyarm.vector.channel import Channel, Message
+
+_TOGETHER = 8
+"""Workers forked with one process in between, which costs as much as one of them; and then they
+begin, while the next ones are forked."""
 
 
 class Zygote:
@@ -40,36 +47,50 @@ class Zygote:
     def serve(self) -> None:
         """Answer requests until the fork server goes away."""
         while (messages := self._channel.receive()) is not None:
-            for message in messages:
-                self._channel.send(self._answer(message))
+            while messages[0]["op"] == "worker" and len(messages) < _TOGETHER:
+                if not self._channel.has_arrived() or (more := self._channel.receive()) is None:
+                    break
+                messages += more
+            for op, some in groupby(messages, itemgetter("op")):
+                requests = list(some)
+                for batch in [requests] if op == "worker" else [[one] for one in requests]:
+                    for answer in self._answers(op, batch):
+                        self._channel.send(answer)
 
-    def _answer(self, message: Message) -> Message:
+    def _answers(self, op: str, batch: list[Message]) -> list[Message]:
+        """One for each request of a batch, which are several for workers only."""
         handlers: dict[str, Callable[[Message], Message]] = {
             "preload": self._preload,
             "build": self._build,
             "zygote": self._fork_zygote,
-            "worker": self._fork_worker,
             "spare": self._fork_spare,
         }
         try:
-            return {"ok": True, **handlers[message["op"]](message)}
+            found = self._fork_workers(batch) if op == "worker" else [handlers[op](batch[0])]
         except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
-            return {
+            failure = {
                 "ok": False,
                 "kind": "exception",
                 "error_class": type(error).__name__,
                 "message": str(error) or type(error).__name__,
                 "stack": traceback.format_exc(),
             }
+            return [failure] * len(batch)
+        return [{"ok": True, **each} for each in found]
 
     def _preload(self, message: Message) -> Message:
         from polyarm import registry
         from polyarm.vector import worker  # noqa: F401  imported here once for all forks
 
         os.environ.update(message["environment"])
-        for location, spec in pickle.loads(message["specs"]):
-            registry.load(location).preload(spec)
-        return {"threads": self._settle()}
+        gc.disable()  # imports leave next to no garbage, and looking for it takes a tenth of them
+        try:
+            for location, spec in pickle.loads(message["specs"]):
+                registry.load(location).preload(spec)
+        finally:
+            gc.enable()
+        gc.freeze()
+        return {"threads": process.thread_count()}
 
     def _build(self, message: Message) -> Message:
         from polyarm.vector.worker import build
@@ -79,13 +100,9 @@ class Zygote:
             self._channel.send({"ok": True, "building": plan.index})
             envs.append(build(plan))
         self._envs = envs
-        return {"threads": self._settle()}
-
-    def _settle(self) -> int:
-        """Move what exists out of the garbage collector's sight, so that forks share its pages."""
         gc.collect()
-        gc.freeze()
-        return process.thread_count()
+        gc.freeze()  # out of the collector's sight, so that forks share its pages
+        return {"threads": process.thread_count()}
 
     def _fork_zygote(self, message: Message) -> Message:
         sock_fd, stderr_fd = message["fds"]
@@ -96,19 +113,19 @@ class Zygote:
             child = Zygote(Channel(sock, blocking=True), self._server, self._kept)
             child.serve()
 
-        return self._fork(main, message["fds"])
+        return self._fork([main], message["fds"])[0]
 
-    def _fork_worker(self, message: Message) -> Message:
+    def _fork_workers(self, batch: list[Message]) -> list[Message]:
+        mains = [partial(self._be_worker, message) for message in batch]
+        return self._fork(mains, [fd for message in batch for fd in message["fds"]])
+
+    def _be_worker(self, message: Message) -> None:
+        from polyarm.vector.worker import WorkerFds, run_worker
+
         doorbell_fd, stderr_fd = message["fds"]
-
-        def main() -> None:
-            from polyarm.vector.worker import WorkerFds, run_worker
-
-            self._become_child(stderr_fd, (doorbell_fd, *self._kept), "polyarm-worker")
-            plan = pickle.loads(message["plan"])
-            run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
-
-        return self._fork(main, message["fds"])
+        self._become_child(stderr_fd, (doorbell_fd, *self._kept), "polyarm-worker")
+        plan = pickle.loads(message["plan"])
+        run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
 
     def _fork_spare(self, message: Message) -> Message:
         sock_fd, stderr_fd = message["fds"]
@@ -125,13 +142,13 @@ class Zygote:
                 channel.close()
                 run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
 
-        return self._fork(main, message["fds"])
+        return self._fork([main], message["fds"])[0]
 
-    def _fork(self, main: Callable[[], None], fds: list[int]) -> Message:
+    def _fork(self, mains: Sequence[Callable[[], object]], fds: list[int]) -> list[Message]:
         try:
             if (threads := process.thread_count()) != 1:
-                return {"threads": threads}
-            return {"threads": 1, "pid": process.fork_detached(main)}
+                return [{"threads": threads}] * len(mains)
+            return [{"threads": 1, "pid": pid} for pid in process.fork_detached(mains)]
         finally:
             for fd in fds:
                 os.close(fd)
