@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -47,18 +47,26 @@ class Zygote:
     def serve(self) -> None:
         """Answer requests until the fork server goes away."""
         while (messages := self._channel.receive()) is not None:
-            while messages[0]["op"] == "worker" and len(messages) < _TOGETHER:
-                if not self._channel.has_arrived() or (more := self._channel.receive()) is None:
+            for batch in self._batches(messages):
+                for answer in self._answers(batch):
+                    self._channel.send(answer)
+
+    def _batches(self, messages: list[Message]) -> Iterator[list[Message]]:
+        """Requests one by one; workers together with those for which requests are just arriving."""
+        if messages[0]["op"] == "worker":
+            while len(messages) < _TOGETHER and self._channel.has_arrived():
+                if (more := self._channel.receive()) is None:
                     break
                 messages += more
-            for op, some in groupby(messages, itemgetter("op")):
-                requests = list(some)
-                for batch in [requests] if op == "worker" else [[one] for one in requests]:
-                    for answer in self._answers(op, batch):
-                        self._channel.send(answer)
+        for op, some in groupby(messages, itemgetter("op")):
+            if op == "worker":
+                yield list(some)
+            else:
+                yield from ([one] for one in some)
 
-    def _answers(self, op: str, batch: list[Message]) -> list[Message]:
-        """One for each request of a batch, which are several for workers only."""
+    def _answers(self, batch: list[Message]) -> list[Message]:
+        """One for each request of a batch."""
+        op = batch[0]["op"]
         handlers: dict[str, Callable[[Message], Message]] = {
             "preload": self._preload,
             "build": self._build,
