@@ -36,7 +36,8 @@ SETTLE_S = 20.0
 
 # Allocators keep some of what they were given: runs of minutes measured less than 0.1 MB.
 SPARE_NBYTES = 4 << 20
-SPARE_DESCRIPTORS = 2
+SPARE_DESCRIPTORS = 0
+REST_S = 0.5
 
 
 @dataclass
@@ -105,10 +106,10 @@ def live(task: str, dice: random.Random, findings: Findings, until: float) -> No
         envs.reset()
         server = fork_server()
         recover(envs)
-        before = Sizes.of(server)
+        before = at_rest(server)
         fire(envs, dice, findings, until)
         recover(envs)
-        compare(f"fork server of {task}", before, Sizes.of(server), findings)
+        compare(f"fork server of {task}", before, at_rest(server), findings)
         if fork_server() != server:
             findings.problems.append(f"the fork server of {task} was replaced")
     finally:
@@ -209,6 +210,16 @@ def everybody_gone() -> list[int]:
 def settled() -> Sizes:
     gc.collect()
     return Sizes.of(os.getpid())
+
+
+def at_rest(server: int) -> Sizes:
+    """Of a fork server that has its spare workers, one for each kind, and nothing to do."""
+    end, since, sizes = time.monotonic() + SETTLE_S, time.monotonic(), Sizes.of(server)
+    while (now := time.monotonic()) < min(end, since + REST_S):
+        time.sleep(0.02)
+        if (found := Sizes.of(server)).descriptors != sizes.descriptors:
+            since, sizes = now, found
+    return sizes
 
 
 def compare(who: str, before: Sizes, after: Sizes, findings: Findings) -> None:

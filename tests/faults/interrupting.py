@@ -24,8 +24,9 @@ class Alarm(Exception):
 class Injector:
     """Raises SIGALRM at the n-th point at which handlers may run."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, within: str) -> None:
         self.number = number
+        self.within = within
         self.seen = 0
         self._names: dict[CodeType, dict[int, str]] = {}
         self._last: dict[FrameType, str] = {}
@@ -33,7 +34,7 @@ class Injector:
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         # What holds handlers back is tested for itself, with real timing.
-        if CODE not in code.co_filename or code.co_filename.endswith("interrupts.py"):
+        if self.within not in code.co_filename or code.co_filename.endswith("interrupts.py"):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if code not in self._names:
@@ -57,7 +58,9 @@ class Injector:
         return self._step
 
 
-def interrupted_everywhere(act: Callable[[], Any], stride: int) -> Iterator[int]:
+def interrupted_everywhere(
+    act: Callable[[], Any], stride: int, within: str = CODE
+) -> Iterator[int]:
     """Call ``act`` again and again, interrupted at ever later points, until it has no more.
 
     Yields:
@@ -71,7 +74,7 @@ def interrupted_everywhere(act: Callable[[], Any], stride: int) -> Iterator[int]
     before = signal.signal(signal.SIGALRM, ring)
     try:
         while True:
-            injector = Injector(number)
+            injector = Injector(number, within)
             sys.settrace(injector)
             try:
                 act()

@@ -446,6 +446,14 @@ def test_the_fork_server_and_its_zygotes_have_one_thread_and_no_gl_context(probe
     assert not [name for name in drivers for text in maps if name in text]
 
 
+def test_a_fresh_worker_holds_nothing_of_the_fork_servers(probe):
+    """What it starts in turn would keep the trainer from noticing a dead fork server."""
+    with polyarm.make_vec(partial(CountingEnv, length=10), num_envs=1, start="fresh") as envs:
+        folder = f"/proc/{probe(envs).pid(0)}/fd"
+        held = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+    assert not [name for name in held if name.startswith("socket:") or "pidfd" in name], held
+
+
 def test_nobody_spins_while_an_env_takes_its_time(probe):
     with polyarm.make_vec(lambda: SlowEnv(step_s=1.5), num_envs=2) as envs:
         look = probe(envs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 import numpy as np
@@ -102,6 +103,82 @@ def test_a_switch_interrupted_anywhere_has_happened_or_not(how, workers):
                 assert "error" not in envs.step(SINGLE[:2])[-1]
             assert [f"toy/count-{length}" for length in envs.get_attr("length")] == [*envs.tasks]
         assert points >= 10
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_switched_slot_is_delivered_when_it_has_been_reset_and_not_before(workers):
+    with polyarm.make_vec("toy/count-10", num_envs=2, num_workers=workers) as envs:
+        episodes = iter(range(100, 900))
+        delivered = []
+
+        def switch():
+            episode = next(episodes)
+            task = f"toy/count-{50 if episode % 2 else 10}"
+            envs.send_reset([0], task=task, options={"episodes": [episode]})
+            receive(episode)
+
+        def receive(episode):
+            ready = envs.recv(1, timeout_s=5)
+            assert ready.slots.tolist() == [0]
+            assert ready.obs["state"][0, :2].tolist() == [episode, 0]
+            assert ready.info["steps"].tolist() == [0]
+            delivered.append(episode)
+
+        envs.reset(seed=0)
+        for number in interrupted_everywhere(switch, stride=1, within="vector/switching"):
+            if delivered[-1:] != [99 + number]:
+                with contextlib.suppress(InvalidCall):  # nobody is pending: the slot is idle again
+                    receive(99 + number)
+            envs.step(SINGLE[:2])
+        assert delivered
+
+
+def test_a_reset_that_failed_and_was_interrupted_leaves_the_last_observation(tmp_path):
+    fails = tmp_path / "fails"
+
+    class FailingEnv(CountingEnv):
+        def reset(self, **options):
+            if fails.exists():
+                fails.unlink()
+                raise ValueError("once")
+            return super().reset(**options)
+
+    tasks = [lambda: FailingEnv(length=1000), partial(CountingEnv, length=1000)]
+    with polyarm.make_vec(tasks, num_envs=2, num_workers=2, max_restarts=10**6) as envs:
+
+        def reset():
+            fails.touch()
+            envs.reset()
+
+        envs.reset(seed=0)
+        for _ in interrupted_everywhere(reset, stride=1, within="vector/env"):
+            fails.unlink(missing_ok=True)
+            receive_all(envs)
+            newest = envs.observe(range(2))["state"][:, 1]
+            assert set(newest.tolist()) <= {0.0, 3.0}
+            envs.reset()
+            for _ in range(3):
+                envs.step(SINGLE[:2])
+
+
+def test_an_interrupted_send_leaves_views_of_the_last_step_as_long_as_they_last(probe):
+    with polyarm.make_vec(partial(CountingEnv, length=1000), num_envs=2) as envs:
+        envs.reset(seed=0)
+        held = envs.step(SINGLE[:2])[0]["state"]
+        kept = held[1].copy()
+        envs.send(SINGLE[:1], [0])
+        envs.recv(1)
+        dispatch = envs._engine.dispatch
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        envs._engine.dispatch = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            envs.send(SINGLE[:1], [1])
+        envs._engine.dispatch = dispatch
+        envs.step(SINGLE[:2])
+        assert held[1].tolist() == kept.tolist()
 
 
 def test_what_a_block_is_appended_to_is_used_once_it_is_ready(probe):

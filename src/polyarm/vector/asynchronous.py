@@ -176,9 +176,9 @@ class AsynchronousEnv(BlockEnv):
 
     def _received(self, slots: list[int]) -> None:
         """These are no longer pending; an interrupt finds all of them so, or none."""
-        ledger, engine = self._ledger, self._engine
+        ledger, engine, gone = self._ledger, self._engine, set(slots)
         done = engine.done[len(slots) :]
-        pending = {slot: chunk for slot, chunk in ledger.pending.items() if slot not in slots}
+        pending = {slot: chunk for slot, chunk in ledger.pending.items() if slot not in gone}
         engine.done, ledger.pending = done, pending
 
     def observe(self, slots: Sequence[int] | Slots) -> Any:

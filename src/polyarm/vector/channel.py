@@ -101,7 +101,9 @@ class Channel:
 
     def has_arrived(self) -> bool:
         """Whether there is more to receive, or the end."""
-        return bool(select.select([self.sock], [], [], 0)[0])
+        poll = select.poll()  # select() knows no descriptors from 1024 on
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the socket and descriptors that nobody took."""

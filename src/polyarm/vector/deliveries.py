@@ -20,7 +20,7 @@ from polyarm.vector.settings import SlotSettings
 Slots = NDArray[np.intp]
 
 _ENOUGH = 32
-"""Infos of one slot after which nobody is waited for that has not been reset and stepped yet."""
+"""Infos of one slot's steps after which nobody is waited for that has not made any yet."""
 
 
 class InfoAssembler:
@@ -72,8 +72,8 @@ class InfoAssembler:
         if failures:
             self._add_errors(infos, chosen, failures)
         if self._learning and (not self._unseen or max(self._mailed) >= _ENOUGH):
-            self._learning = False
             self._ring.set_schema(learn_schema(self._seen))
+            self._learning = False
             self._seen.clear()
         return infos
 
@@ -99,7 +99,7 @@ class InfoAssembler:
         if self._learning and "info" in letter:
             self._unseen.discard((slot, "reset" if reset or "final" in letter else "step"))
             self._seen.append(letter["info"])
-            self._mailed[slot] += 1
+            self._mailed[slot] += not reset or "final" in letter
             if "final" in letter:
                 self._unseen.discard((slot, "step"))
                 self._seen.append(letter["final"]["final_info"])

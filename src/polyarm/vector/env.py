@@ -94,6 +94,8 @@ class VectorEnv(AsynchronousEnv):
         for slot in failed:
             self._episodes.failed(slot, resetting=False)
         self._commands.delivered()
+        if failed:
+            self._commands.underway = np.array(failed, np.intp), None
 
     def step(self, actions: Any) -> Step:
         """Step all slots once.

@@ -351,6 +351,8 @@ class ForkServer:
 def main() -> None:
     """Entry: ``python -m polyarm.vector.forkserver <socket fd> <trainer's pidfd>``."""
     sock_fd, trainer_pidfd = (int(argument) for argument in sys.argv[1:])
+    for fd in (sock_fd, trainer_pidfd):
+        os.set_inheritable(fd, False)  # it was, to get here; nobody below is to hold it
     process.set_name("polyarm-server")
     process.become_subreaper()
     host.raise_descriptor_limit(1 << 16)

@@ -95,10 +95,12 @@ class ForkServerProcess:
         try:
             self.channel.send(message, fds)
             end = time.monotonic() + _PATIENCE_S
+            poll = select.poll()
+            poll.register(self.channel.fileno(), select.POLLOUT)
             while not self.channel.flush():
                 if time.monotonic() > end:
                     raise TimeoutError("the fork server takes no messages")
-                select.select([], [self.channel], [], 0.1)
+                poll.poll(100)
         except OSError as error:
             raise self.death() from error
 

@@ -189,6 +189,7 @@ class Nursery:
                 handle.expect_answer()  # the limit is one env's
             elif not message["ok"]:
                 self.fail(handle, message)
+                return  # what it has answered since was failed with it
             elif handle.ready:
                 item = handle.sent.popleft()
                 handle.expect_answer()

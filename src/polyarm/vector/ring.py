@@ -73,7 +73,7 @@ class Ring:
         # Where each slot's last complete observation lies, whatever becomes of its command.
         self._last_row: Slots = np.zeros(layout.num_envs, np.intp)
         self._last_chunk = self.slot_chunk
-        self._row = 0
+        self._row = self._row_before = 0
         self._aligned = True
         self._shared_chunk: Chunk | None = self.chunk
         self._flags = list(self.rows[("flags",)])
@@ -135,6 +135,7 @@ class Ring:
         row = (self._row + 1) % self.layout.rows
         if self.before_overwrite is not None:
             self.before_overwrite(row, slice(None))
+        self._row_before = self._row
         self.slot_row[:] = self._row = row
         return row
 
@@ -153,6 +154,7 @@ class Ring:
         if self.before_overwrite is not None:
             self.before_overwrite(rows, slots)
         self._aligned = False
+        self._row_before = self._row
         self.slot_row[slots] = rows
         return rows
 
@@ -162,7 +164,8 @@ class Ring:
             for slot in slots.tolist():
                 self._move(slot, self._last_chunk[slot])
         self.slot_row[slots] = self._last_row[slots]
-        self._row = int(self.slot_row[0])
+        if (self.slot_row == self._row_before).all():  # a lockstep command that nobody has got
+            self._row = self._row_before
         self._aligned = bool((self.slot_row == self._row).all())
 
     def settled(self, slots: Slots | None, rows: Slots | int) -> None:

@@ -9,7 +9,8 @@ import gymnasium
 
 from polyarm.errors import SlotError
 from polyarm.vector.commands import Commands
-from polyarm.vector.engine import Engine
+from polyarm.vector.engine import Done, Engine
+from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.worker import SlotPlan
@@ -96,19 +97,26 @@ class Switches:
         answers = [answer for answer in self._engine.done if answer[0] in self._underway]
         self.unsure = True
         for answer in answers:
-            slot, failure = answer
-            then = self._underway.pop(slot)
-            if failure is not None:
-                continue
-            self._engine.done.remove(answer)
-            if problem := self._misfit(slot):
-                task = self._engine.plans[slot].spec.name
-                error = SlotError("exception", slot, task, "build", 0, problem)
-                self._engine.done.append((slot, error))
-            else:
+            if (then := self._arrived(answer)) is not None:
                 then()
         self.unsure = False
         return bool(answers)
+
+    def _arrived(self, answer: Done) -> Callable[[], None] | None:
+        """What follows a switch; None after one that failed, which is left among the answers."""
+        slot, failure = answer
+        with HandlersWait():
+            then = self._underway.pop(slot)
+            if failure is not None:
+                return None
+            self._engine.done.remove(answer)
+            if not (problem := self._misfit(slot)):
+                return then
+            task = self._engine.plans[slot].spec.name
+            self._engine.done.append(
+                (slot, SlotError("exception", slot, task, "build", 0, problem))
+            )
+            return None
 
     def recover(self) -> None:
         """Slots whose switch was interrupted, and that owe no answer, are pending no longer."""

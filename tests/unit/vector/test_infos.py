@@ -103,6 +103,16 @@ def test_a_slot_that_never_steps_does_not_have_the_others_pickle_for_ever(make):
     assert letters(env)[3] == 0
 
 
+@pytest.mark.filterwarnings("ignore:info keys:UserWarning")
+def test_resets_alone_do_not_decide_what_travels_at_steps(make):
+    env = make(partial(InfoEnv, length=1000))
+    for _ in range(40):
+        env.reset()
+    for _ in range(3):
+        *_, info = env.step(STEP)
+    assert keys(info) >= NUMERIC
+
+
 def test_a_dropped_key_is_named_once(make):
     env = make(partial(InfoEnv, length=5))
     named = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from polyarm.vector import nursery
 from polyarm.vector.channel import Channel
 from polyarm.vector.nursery import Nursery
-from polyarm.vector.orders import Handle
+from polyarm.vector.orders import Handle, Start
 from polyarm.vector.watcher import Watcher
 
 MIB = 1 << 20
@@ -47,6 +48,27 @@ def test_the_least_recently_used_zygote_goes_first(zygotes):
     assert processes["b"].poll() is None
     made.evict()  # they fit now
     assert len(list(made)) == 2
+
+
+def test_what_a_zygote_says_after_a_failure_is_said_of_nobody(zygotes, monkeypatch):
+    made, _ = zygotes
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        made, "_on_started", lambda start, pid: told.append(("started", start.worker))
+    )
+    monkeypatch.setattr(
+        made, "_on_failed", lambda start, why: told.append(("failed", start.worker))
+    )
+    handle, *_ = made
+    starts = [Start({"worker": number}, os.eventfd(0)) for number in range(2)]
+    handle.sent.extend(starts)
+    zygote = Channel(handle.unborn, blocking=True)
+    zygote.send({"ok": False, "message": "cannot fork"})
+    zygote.send({"ok": True, "pid": 4711})
+    made._receive(handle)
+    for start in starts:
+        start.drop()
+    assert told == [("failed", 0), ("failed", 1)]
 
 
 def test_what_is_at_work_and_what_was_used_last_stays(zygotes, monkeypatch):

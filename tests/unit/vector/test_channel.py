@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import fcntl
+import resource
+import socket
+
+import pytest
+
+from polyarm.vector.channel import Channel
+
+
+def test_what_has_arrived_is_known_of_descriptors_beyond_those_of_select() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"needs 1200 descriptors, and the hard limit is {hard}: ulimit -Hn")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        ours, theirs = Channel.pair()
+        with ours, theirs:
+            channel = Channel(
+                socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)),
+                blocking=True,
+            )
+            assert not channel.has_arrived()
+            Channel(theirs, blocking=True).send({"op": "worker"})
+            assert channel.has_arrived()
+            assert channel.receive() == [{"op": "worker", "fds": []}]
+            assert not channel.has_arrived()
+            channel.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
