@@ -61,8 +61,11 @@ class Nodes:
         """As a power cut would."""
         self._cluster.remove_node(node, allow_graceful=False)
 
-    def playing(self, within_s: float = 3.0) -> dict[int, str]:
-        """Actors and engines of ours that do not end within so long; by their commands."""
+    def playing(self, within_s: float = 20.0) -> dict[int, str]:
+        """Actors and engines of ours that do not end within so long; by their commands.
+
+        Ray asks actors to end, and runs them at nice 15: beside other work they take seconds.
+        """
         return remains(self._folder, *PLAYING, within_s=within_s)
 
     def close(self) -> None:
