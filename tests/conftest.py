@@ -52,6 +52,9 @@ KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkser
 # takes minutes: the files that wait for it belong in one test process, and that one starts at once.
 TOGETHER = re.compile(r"(?<=integration/test_libero_)(engine|exact|frames|protocols)\.py")
 
+# Who looks for a cluster finds any on this machine: one test process has them all, in turn.
+CLUSTERS = re.compile(r".*/test_ray\.py$")
+
 DOUBLE = Path(__file__).parent / "rlbench_double"
 sys.path.append(str(Path(__file__).parent))  # for openpi_double
 
@@ -128,14 +131,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keeps the tests of a file together, and all that compare with LIBERO's own envs."""
+    """Keeps the tests of a file together, and those of some files that belong together."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False  # the order is ours, see above
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER.split(super()._split_scope(nodeid))[0]
+            scope: str = super()._split_scope(nodeid)
+            return "clusters" if CLUSTERS.match(scope) else TOGETHER.split(scope)[0]
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
