@@ -50,8 +50,13 @@ class Probe:
         self.engine = envs._engine
 
     def pid(self, slot: int) -> int:
-        """Pid of the slot's worker."""
-        return int(self.engine._owner[slot].pid)
+        """Pid of the slot's worker; one that has just been replaced may answer before its pid comes.
+
+        Never 0: a signal to that is one to all of us.
+        """
+        worker = self.engine._owner[slot]
+        wait_until(lambda: worker.pid or self.engine._serve(0.01) or worker.pid)
+        return int(worker.pid)
 
     @property
     def server_pid(self) -> int:
