@@ -50,7 +50,7 @@ class Probe:
         self.engine = envs._engine
 
     def pid(self, slot: int) -> int:
-        """Pid of the slot's worker; one that has just been replaced may answer before its pid comes.
+        """Pid of the slot's worker, whose pid may come after its first answer.
 
         Never 0: a signal to that is one to all of us.
         """
