@@ -134,7 +134,7 @@ def test_a_slots_bytes_go_to_a_new_worker_after_the_old_one_was_reaped(probe, mo
         look = probe(envs)
         envs.reset()
         for _ in range(3):
-            pids = dict(enumerate(envs.worker_pids))
+            pids = {slot: look.pid(slot) for slot in range(3)}
             for pid in pids.values():
                 os.kill(pid, signal.SIGKILL)
             assert all(envs.step(look.actions())[-1]["error"])
