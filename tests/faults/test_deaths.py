@@ -97,8 +97,8 @@ def test_a_death_is_heard_of_though_others_always_have_answers(probe):
     with polyarm.make_vec(partial(CountingEnv, length=10**6), num_envs=4) as envs:
         look = probe(envs)
         envs.reset()
+        os.kill(look.pid(0), signal.SIGSTOP)  # so that it has no answer
         envs.send(look.actions())
-        os.kill(look.pid(0), signal.SIGSTOP)
         envs.recv(3)
         envs.send(look.actions()[1:], [1, 2, 3])
         os.kill(look.pid(0), signal.SIGKILL)
