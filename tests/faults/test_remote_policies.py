@@ -138,7 +138,8 @@ def test_a_server_that_fails_ends_the_run_which_goes_on_when_it_is_mended(tmp_pa
         with OpenPIPolicy([server.address], "plain", patience=patience) as policy:
             with pytest.raises(PolicyError, match=message) as caught:
                 evaluate(policy, faults.GAMBLE, **options)
-            assert f"episode callable/{faults.GAMBLE}#" in str(caught.value)
+            # One episode, or the first of two that asked together.
+            assert f"callable/{faults.GAMBLE}#" in str(caught.value)
         assert 0 < faults.lines(out) < EPISODES
         faults.assert_each_once(out)
         assert not (out / ".rank0.lock").exists()

@@ -82,7 +82,7 @@ def test_a_server_that_is_killed_in_mid_request_ends_the_run_which_goes_on_when_
         ):
             evaluate(policy, faults.GAMBLE, **options)
         assert server.wait(20) == -signal.SIGKILL
-    assert f"episode callable/{faults.GAMBLE}#" in str(caught.value)
+    assert f"callable/{faults.GAMBLE}#" in str(caught.value)
     assert 0 < faults.lines(options["out"]) < EPISODES
     faults.assert_each_once(options["out"])
     with (
