@@ -75,7 +75,8 @@ def test_a_signal_to_one_rank_ends_both_with_the_code_that_queues_them_again(tmp
     with launching.side_by_side(launching.srun(2), *words, folder=tmp_path) as (first, second):
         assert first.stdout.readline().startswith("update=1/")
         second.send_signal(signal.SIGUSR1)
-        assert [rank.end()[0] for rank in (first, second)] == [75, 75]
+        ends = [rank.end() for rank in (first, second)]
+    assert [code for code, _, _ in ends] == [75, 75], ends
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 

@@ -8,6 +8,7 @@ output has gone. What a subcommand needs is imported when it runs.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import traceback
@@ -264,6 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: By default those of this process, which ends with the command.
     """
+    if arguments is None and sys.stderr is not None:
+        faulthandler.enable()  # should a library crash, the stack is told
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

@@ -92,6 +92,11 @@ def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
 def _distributed() -> Any:
     try:
         import torch.distributed as distributed
+
+        # Its functions' default arguments are the group that there is when it is imported, and keep
+        # that for ever, with threads that abort the process when the interpreter ends under them.
+        # The first step of an optimiser imports it, if nobody does before.
+        import torch.distributed.nn  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             "several ranks talk through PyTorch: pip install 'polyarm[torch]', or see pytorch.org"

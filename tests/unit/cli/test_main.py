@@ -189,6 +189,22 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert run.stderr == b""
 
 
+def test_a_crash_in_a_library_shows_where_it_was(tmp_path):
+    (tmp_path / "crash.py").write_text("import os\n\ndef env():\n    os.abort()\n")
+    words = ["bench", "--task", "crash:env", "--num-workers", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "polyarm", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGABRT
+    assert re.search(r'Fatal Python error: Aborted(?s:.*)crash.py", line 4 in env', done.stderr)
+
+
+def test_a_command_needs_no_stderr():
+    command = f"{sys.executable} -m polyarm --version 2>&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"polyarm {__version__}\n")
+
+
 def test_suites_lists_what_there_is_and_what_it_needs(capsys):
     code, out, _ = polyarm("suites", capsys=capsys)
     assert code == 0
