@@ -57,6 +57,18 @@ def test_an_env_with_sends_pending(probe):
     close_at_once(envs)
 
 
+def test_an_env_that_was_told_of_a_start_while_it_asked_for_something_else(probe):
+    """Such events wait, with their descriptors, and nobody acts on them any more."""
+    envs = polyarm.make_vec(counting, num_envs=1)
+    look = probe(envs)
+    envs.reset()
+    os.kill(look.pid(0), signal.SIGKILL)
+    envs.step(look.actions())
+    supervisor = look.engine._supervisor
+    look.wait_until(lambda: supervisor._tail(look.engine._workers[0]) or supervisor._events)
+    close_at_once(envs)
+
+
 @pytest.mark.parametrize("hold_gil", [False, True])
 def test_an_env_with_a_hung_worker(probe, hold_gil):
     envs = polyarm.make_vec([counting, lambda: HangingEnv(hold_gil=hold_gil)], num_envs=2)

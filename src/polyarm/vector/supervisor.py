@@ -135,6 +135,12 @@ class Supervisor:
             with HandlersWait():
                 self._handle(self._events.popleft(), before_death)
 
+    def close(self) -> None:
+        """Close the descriptors of events that nobody will act on."""
+        while self._events:
+            for fd in self._events.popleft()["fds"]:
+                os.close(fd)
+
     def _handle(self, event: Message, before_death: Callable[[], None]) -> None:
         self._heard_at = time.monotonic()
         if event["event"] in ("tail", "left behind"):

@@ -213,6 +213,7 @@ class WorkerEngine:
             log.warning("closing: %s", str(error))
         finally:
             self._server.close()
+            self._supervisor.close()
             for worker in self._workers:
                 worker.forget_process()
             self._completions.close()
