@@ -73,6 +73,8 @@ def srun(tasks: int) -> list[dict[str, str]]:
             "SLURM_NTASKS": str(tasks),
             "SLURM_STEP_NUM_TASKS": str(tasks),
             "SLURM_STEP_NUM_NODES": "1",
+            "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+            "SLURM_NODEID": "0",
             "SLURM_STEP_NODELIST": "node7",
         }
         for task in range(tasks)

@@ -149,6 +149,29 @@ def test_ranks_of_a_step_told_to_stop_ask_to_be_requeued_and_go_on(
     assert_complete(out, expected)
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGUSR1], ids=["killed", "stopped"])
+def test_where_the_first_rank_is_gone_the_next_writes_the_results(
+    tmp_path, plan, expected, wait_until, how
+):
+    out = tmp_path / "out"
+    faults.plan(plan, gate=str(gate(plan)))
+    with launching.side_by_side(launching.srun(3), *words(out), folder=tmp_path) as ranks:
+        wait_until(lambda: len(list(out.glob(".claim.*"))) >= 3, 60, "a claim of each")
+        faults.plan(plan, step_s=0.2)  # one that is told to stop waits for the others for a while
+        gate(plan).touch()
+        wait_until(lambda: launching.lines(out) >= 2, 60, "episodes")
+        ranks[0].send_signal(how)
+        ranks[0].wait()
+        assert launching.lines(out) < EPISODES
+        faults.plan(plan)
+        ended = [rank.end() for rank in ranks[1:]]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert [table.count("report: ") for _, table, _ in ended] == [1, 0]
+    launching.assert_each_once(out, EPISODES)
+    assert faults.scores(Results.read(out).episodes) == expected
+    assert not list(out.glob(".*.spent.json"))
+
+
 def test_a_rank_whose_policy_fails_says_which_it_is_and_another_job_is_kept_out(
     tmp_path, plan, expected, wait_until
 ):

@@ -5,6 +5,7 @@ What SLURM itself does is stood in for: `srun` starts the tasks of a step, `scon
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -102,13 +103,9 @@ def test_a_job_whose_time_is_up_is_queued_again_and_goes_on(tmp_path, cluster, n
     run = tmp_path / "run"
     job = Job(name, cluster, tmp_path, *LONG, "--episodes", "5000")
     wait_until(lambda: launching.lines(run) >= 2, job)
-    if name == "srun.sbatch":  # SLURM signals the tasks, not the script
-        (step,) = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        os.kill(int(step), signal.SIGUSR1)
-    else:
-        job.send_signal(signal.SIGUSR1)
-        wait_until(lambda: not list(run.glob(".*.lock")), job)
-        job.send_signal(signal.SIGTERM)  # preempted, too, while it writes results
+    job.send_signal(signal.SIGUSR1)
+    wait_until(lambda: not list(run.glob(".*.lock")), job)
+    job.send_signal(signal.SIGTERM)  # preempted, too, while it writes results
     assert job.end() == (1 if name == "torchrun.sbatch" else 75), job.said
     assert requeued(tmp_path) == [f"requeue {what}"]
     kept = launching.lines(run)
@@ -117,6 +114,17 @@ def test_a_job_whose_time_is_up_is_queued_again_and_goes_on(tmp_path, cluster, n
     assert again.end() == 0, again.said
     assert len(requeued(tmp_path)) == 1
     assert len(read_episodes(run)) >= kept
+
+
+def test_a_step_whose_time_is_up_is_queued_again_although_a_rank_had_died(tmp_path, cluster):
+    run = tmp_path / "run"
+    job = Job("srun.sbatch", cluster, tmp_path, *LONG, "--episodes", "5000")
+    wait_until(lambda: len(launching.journals(run)) == 2 and launching.lines(run) >= 2, job)
+    holder = json.loads((run / ".rank1.lock").read_text())
+    os.kill(holder["pid"], signal.SIGKILL)
+    job.send_signal(signal.SIGUSR1)
+    assert job.end() == 128 + signal.SIGKILL, job.said
+    assert requeued(tmp_path) == ["requeue 4711"]
 
 
 def test_all_gpus_of_a_node_have_a_rank(tmp_path, cluster):

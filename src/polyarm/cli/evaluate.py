@@ -2,8 +2,8 @@
 
 Exit codes: 0 all is done; 1 too many episodes ended as errors; 2 something is wrong, said in one
 message; 3 stopped before all was done, the same command goes on; 75 stopped by SIGTERM or SIGUSR1,
-130 by Ctrl-C, likewise. Of several ranks the first one speaks for all; the others tell problems
-only.
+130 by Ctrl-C, likewise. Of several ranks the first one that is left speaks for all; the others tell
+problems only.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def play(
             said = f"[red]{rank.mark}polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
             errors.print(said, soft_wrap=True)
             return FAILED
-        if rank.leads:
+        if rank.leads or evaluator.sums_up:
             if results.missing and resumable:
                 errors.print(_how_to_go_on(results.missing), soft_wrap=True)
             _conclude(results, folder, options, errors, write=evaluator.sums_up)

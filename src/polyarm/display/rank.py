@@ -6,6 +6,7 @@ Standard library only: probes run outside the package.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -27,11 +28,17 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 def local_ranks(environment: Mapping[str, str] = os.environ) -> int:
     """How many ranks of this job share the host, by the same."""
-    slurm = ("SLURM_NTASKS_PER_NODE",) if in_slurm_step(environment) else ()
-    for variable in (*_LOCAL_RANKS, *slurm):
+    for variable in _LOCAL_RANKS:
         if (value := environment.get(variable, "")).isdecimal() and int(value) > 0:
             return int(value)
-    return 1
+    return _tasks_of_node(environment) if in_slurm_step(environment) else 1
+
+
+def is_task_of_srun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `srun` itself has started this rank, and not a torchrun or mpirun inside a task."""
+    return in_slurm_step(environment) and not any(
+        environment.get(variable) for variable in _LOCAL_RANKS
+    )
 
 
 def in_slurm_step(environment: Mapping[str, str] = os.environ) -> bool:
@@ -47,6 +54,23 @@ def in_slurm_step(environment: Mapping[str, str] = os.environ) -> bool:
         and environment.get("SLURM_PROCID", "").isdecimal()
         and not environment.get("SLURM_PTY_PORT")
     )
+
+
+def _tasks_of_node(environment: Mapping[str, str]) -> int:
+    """How many tasks of the step run on this node: of ``4(x2),1``, four on each of the first two.
+
+    The number that was asked for per node is there only where somebody has asked, and is the job's.
+    """
+    node = environment.get("SLURM_NODEID", "")
+    counts: list[int] = []
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        if found := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()):
+            counts += [int(found[1])] * int(found[2] or 1)
+    if counts:
+        place = int(node) if node.isdecimal() else 0
+        return max(1, counts[min(place, len(counts) - 1)])
+    asked = environment.get("SLURM_NTASKS_PER_NODE", "")
+    return max(1, int(asked)) if asked.isdecimal() else 1
 
 
 def cuda_index(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -21,7 +21,8 @@ def member(rank: Rank, environment: Mapping[str, str] = os.environ) -> Member | 
     """This process as one of those that share a folder; None if it is the only one."""
     if (task := slurm.array_task(environment)) is not None:
         number = task.place * rank.world + rank.number
-        return Member(number, task.count * rank.world, f"SLURM array {task.job}")
+        job = f"SLURM array {task.job}"
+        return Member(number, task.count * rank.world, job, together=False)
     if rank.world == 1:
         return None
     return Member(rank.number, rank.world, _job(environment))

@@ -77,7 +77,7 @@ class Evaluator:
         planned: The episodes of each policy.
         finished: What has been finished, by policy and episode.
         sums_up: Whether results are this process's to write, after a run: it is the first rank, or
-            that one is gone.
+            the first of those that are left.
     """
 
     def __init__(
@@ -241,8 +241,8 @@ class Evaluator:
 
     def _need(self, group: Group, policies: Mapping[str, PolicyLike]) -> Need:
         missing = max(len(self._missing(label, group)) for label in policies)
-        if self._member is not None:
-            missing = self._member.fair_share(missing)
+        if self._sharing is not None:
+            missing = self._sharing.fair_share(missing)
         looks = bool(self._options.cameras) and any(
             self._player.policies.looks(policy, self.groups[0]) for policy in policies.values()
         )
@@ -320,13 +320,14 @@ class Evaluator:
         """Sum up what all ranks have done, or leave it to the one that does."""
         sharing = self._sharing
         if sharing is not None and self._folder is not None:
-            if self._is_first:
-                for said in sharing.let_others_leave(stopped=self._player.stopping):
+            stopped = self._player.stopping
+            self.sums_up = sharing.sums_up(stopped=stopped)
+            if self.sums_up:
+                for said in sharing.let_others_leave(stopped=stopped):
                     self._wall_of_others.append(said["wall"])
                     self._player.add_notes(said["notes"])
             else:
                 sharing.say({"total": spent_s, **self._player.wall}, self.notes)
-                self.sums_up = not sharing.first_is_alive()
             self.finished = read_episodes(self._folder)  # each once, whoever reads
         if self._dataset is not None and journal is not None and self._is_first:
             self._dataset.write(self.finished, self.planned, journal.beat)

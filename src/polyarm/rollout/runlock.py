@@ -116,6 +116,9 @@ class RunLock:
             try:
                 os.link(mine, self.path)
             except FileExistsError:
+                with contextlib.suppress(FileNotFoundError):
+                    if self.path.samefile(mine):
+                        return  # NFS repeats a request whose answer was lost
                 while (holder := living_holder(self.path)) is not None:
                     if not self._succeeds(holder) or time.monotonic() > deadline:
                         raise RunConflict(in_use(self.path.parent, holder)) from None

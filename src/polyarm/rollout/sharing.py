@@ -40,15 +40,13 @@ class Member:
         number: Which one; no other that is alive has the same.
         world: How many there are meant to be.
         job: What they were started by, the same for all of them.
+        together: Whether they were started at the same time, and do not come and go.
     """
 
     number: int
     world: int
     job: str
-
-    def fair_share(self, episodes: int) -> int:
-        """How many of so many episodes a rank plays, if all are as fast as one another."""
-        return -(-episodes // self.world)
+    together: bool = True
 
     def first_of(self, keys: Sequence[EpisodeKey]) -> list[EpisodeKey]:
         """Those whose tasks this rank begins with: other ones than its neighbours, if it can be."""
@@ -157,9 +155,29 @@ class Sharing:
         time.sleep(POLL_S)
         self._read_others()
 
-    def first_is_alive(self) -> bool:
-        """Whether the first rank is there, and will sum up."""
-        return any(other.get("rank") == 0 for other in self._journal.others())
+    def fair_share(self, episodes: int) -> int:
+        """How many of so many episodes a rank plays, if all are as fast as one another."""
+        ranks = self._member.world if self._member.together else 1 + len(self._journal.others())
+        return -(-episodes // ranks)
+
+    def sums_up(self, *, stopped: bool) -> bool:
+        """Whether this rank is the first of those that are there, and so the one to sum up.
+
+        Args:
+            stopped: Whether it was told to stop; else it waits a little for one before it, which
+                may have been slower to start.
+        """
+        patient = self._member.together and not stopped
+        deadline = time.monotonic() + (_LEAVING_S if patient else 0.0)
+        while self._member.number > 0 and not self._one_before_is_alive():
+            if time.monotonic() >= deadline:
+                return True
+            self._journal.beat()
+            time.sleep(POLL_S / 5)
+        return self._member.number == 0
+
+    def _one_before_is_alive(self) -> bool:
+        return any(other.get("rank", 0) < self._member.number for other in self._journal.others())
 
     def let_others_leave(self, *, stopped: bool) -> list[Mapping[str, Any]]:
         """Wait until the others have left, if they do soon; returns what they said then.

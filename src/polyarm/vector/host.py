@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from polyarm.display.rank import in_slurm_step, local_rank, local_ranks
+from polyarm.display.rank import is_task_of_srun, local_rank, local_ranks
 
 _CGROUP = Path("/sys/fs/cgroup")
 _THREAD_VARIABLES = (
@@ -63,9 +63,9 @@ def own_cpus() -> list[int]:
 
 
 def _has_own_cores(bound: int) -> bool:
-    """Whether srun has given this rank cores of its own."""
+    """Whether srun has given this rank cores of its own, not to a torchrun that has started it."""
     own = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return in_slurm_step() and own.isdecimal() and bound <= int(own)
+    return is_task_of_srun() and own.isdecimal() and bound <= int(own)
 
 
 def available_memory() -> int:

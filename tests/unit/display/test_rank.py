@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyarm.display.external import display_name, wanted
-from polyarm.display.rank import cuda_index, local_rank
+from polyarm.display.rank import cuda_index, local_rank, local_ranks
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,27 @@ from polyarm.display.rank import cuda_index, local_rank
 )
 def test_the_launcher_says_which_rank_this_is(environment, rank):
     assert local_rank(environment) == rank
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({}, 1),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3"}, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2"}, 1),
+        # A step of one task in a job of several.
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "4"}, 1),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1", "LOCAL_WORLD_SIZE": "8"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "many", "SLURM_NTASKS_PER_NODE": "none"}, 1),
+    ],
+)
+def test_slurm_says_how_many_ranks_share_a_node(variables, ranks):
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+    assert local_ranks({**step, **variables}) == ranks
+    assert local_ranks({**variables, "SLURM_STEP_ID": ""}) == (8 if ranks == 8 else 1)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 
 import pytest
@@ -95,6 +96,24 @@ def test_a_second_run_is_refused_while_the_first_lives(folder):
         assert [path.name for path in folder.glob(".rank*")] == [".rank0.lock"]
     finally:
         first.close()
+
+
+def test_a_lock_that_was_made_though_its_answer_was_lost_is_held(folder, monkeypatch):
+    """NFS sends a request again, and is told that what it has just made is there already."""
+    link = os.link
+
+    def link_twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", link_twice)
+        journal = Journal(folder, RUN)
+    try:
+        with pytest.raises(RunConflict, match="in use by process"):
+            Journal(folder, RUN)
+    finally:
+        journal.close()
 
 
 def test_ranks_that_share_a_folder_keep_everybody_else_out(folder):

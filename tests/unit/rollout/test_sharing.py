@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 
 import pytest
@@ -17,8 +18,14 @@ from polyarm.rollout.journal import Journal
 from polyarm.rollout.options import EvalOptions
 from polyarm.rollout.sharing import Member, SharedSchedule, Sharing
 
+SOON_S = 0.3
 RUN = {"protocol": {"tasks": {}}, "options": {}, "planned": {}}
 SHORT, LONG = "toy/count-3", "toy/count-10"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_waited_for_long(monkeypatch):
+    monkeypatch.setattr(sharing, "_LEAVING_S", SOON_S)
 
 
 def keys(*tasks: str, episodes: int = 3) -> list[EpisodeKey]:
@@ -173,7 +180,6 @@ def test_ranks_begin_with_other_tasks_and_share_the_rest():
     assert begun == [set("ace"), set("bd")]
     alone = [Member(number, 3, "").first_of(keys(SHORT)) for number in range(3)]
     assert alone == [keys(SHORT)] * 3
-    assert [Member(0, 4, "").fair_share(number) for number in (0, 1, 4, 9)] == [0, 1, 1, 3]
 
 
 def test_a_rank_waits_for_the_first_one_to_clear_the_folder(tmp_path, monkeypatch):
@@ -230,11 +236,13 @@ def test_a_rank_alone_plays_everything_and_another_finds_nothing_left(tmp_path):
         with evaluator(tmp_path, number) as one:
             results = one.run({"": "zero"})
         assert not results.missing
+        assert one.sums_up
+        results.write(tmp_path)
     assert (tmp_path / "episodes.rank1.jsonl").read_bytes().count(b"\n") == 2
     assert (tmp_path / "episodes.jsonl").read_bytes() == b""
     assert results.wall["total"] > results.wall["startup"] > 0, "of the one that played"
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"run.json", "episodes.jsonl", "episodes.rank1.jsonl"}
+    assert names == {"run.json", "results.json", "episodes.jsonl", "episodes.rank1.jsonl"}
 
 
 def test_a_job_that_is_restarted_does_not_start_over_again(tmp_path):
@@ -268,6 +276,45 @@ def test_a_rank_whose_policy_fails_closes_its_envs_before_others_can_have_its_ep
             one.run({"": break_down})
     assert held[0] == 1
     assert claims() == 0
+
+
+def test_ranks_that_are_there_together_share_by_their_number(tmp_path, ranks):
+    assert [ranks[0].sharing.fair_share(number) for number in (0, 1, 4, 9)] == [0, 1, 2, 5]
+
+
+def test_a_task_of_an_array_counts_those_that_are_there(tmp_path):
+    """The seven others may be waiting for room, or have ended."""
+    journals = [Journal(tmp_path, RUN, rank=number, alone=False) for number in (3, 5)]
+    task = Sharing(tmp_path, journals[0], Member(3, 8, "", together=False), lambda *_: True)
+    assert task.fair_share(40) == 20
+    journals[1].close()
+    assert task.fair_share(40) == 40
+    journals[0].close()
+
+
+def test_the_first_rank_that_is_left_sums_up(tmp_path):
+    one, two, three = (Rank(tmp_path, number, 4) for number in (1, 2, 3))
+    assert one.sharing.sums_up(stopped=True)
+    assert not two.sharing.sums_up(stopped=True)
+    one.close()
+    assert two.sharing.sums_up(stopped=True)
+    assert not three.sharing.sums_up(stopped=True)
+    two.close()
+    three.close()
+
+
+def test_a_rank_that_was_faster_waits_for_the_first_to_come(tmp_path):
+    second = Rank(tmp_path, 1)
+    late = []
+    coming = threading.Timer(SOON_S / 3, lambda: late.append(Rank(tmp_path, 0)))
+    coming.start()
+    assert not second.sharing.sums_up(stopped=False)
+    coming.join()
+    late[0].close()
+    began = time.monotonic()
+    assert second.sharing.sums_up(stopped=False)
+    assert time.monotonic() - began >= SOON_S
+    second.close()
 
 
 def test_who_sums_up_where_the_first_rank_is_gone(tmp_path):

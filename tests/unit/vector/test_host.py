@@ -137,6 +137,23 @@ def test_a_task_that_srun_has_bound_keeps_all_of_its_own_cores(cgroup, monkeypat
     assert host.cores() == 4
 
 
+def test_ranks_of_a_torchrun_in_a_task_of_srun_share_what_the_task_was_bound_to(
+    cgroup, monkeypatch
+):
+    """The usual way onto several nodes: a task on each, and a torchrun in it."""
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(4)))
+    in_step(monkeypatch, SLURM_NTASKS_PER_NODE="1", SLURM_CPUS_PER_TASK="4")
+    assert (host.cores(), host.own_cpus()) == (4, [0, 1, 2, 3])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert (host.cores(), host.own_cpus()) == (2, [2, 3])
+
+
+def test_tasks_of_srun_that_nobody_has_bound_share_the_node(cgroup, monkeypatch):
+    in_step(monkeypatch, SLURM_STEP_TASKS_PER_NODE="4(x2),1", SLURM_NODEID="1", SLURM_LOCALID="3")
+    assert (host.cores(), host.own_cpus()) == (4, [12, 13, 14, 15])
+
+
 def test_a_memory_limit_of_the_group_counts(cgroup):
     cgroup("memory.max", str(10 * 2**20))
     cgroup("memory.current", str(4 * 2**20))
