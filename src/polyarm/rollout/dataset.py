@@ -112,8 +112,7 @@ class DatasetExport:
                 )
         with storage_errors(self._folder):
             self._staging.mkdir(parents=True, exist_ok=True)
-            if not _read_id(self._folder):
-                write_atomically(self._folder / _ID, self._id)
+            self._agree_on_id()
         with storage_errors(self._target):
             self._new_part().rmdir()  # better to fail now than after hours
 
@@ -147,6 +146,8 @@ class DatasetExport:
             InvalidCall: Somebody else has taken the place meanwhile.
             StorageError: It could not be written; an earlier one is still there.
         """
+        with storage_errors(self._folder):
+            self._agree_on_id()  # of ranks, another one than this may have begun
         self._refuse_foreign_target()
         chosen = self._chosen(finished, planned)
         if not chosen:
@@ -164,6 +165,13 @@ class DatasetExport:
                 self._move(part)
         finally:
             shutil.rmtree(self._beside("part"), ignore_errors=True)
+
+    def _agree_on_id(self) -> None:
+        """Take the run's name from its folder, or leave ours there."""
+        if known := _read_id(self._folder):
+            self._id = known
+        else:
+            write_atomically(self._folder / _ID, self._id)
 
     def _chosen(self, finished: Finished, planned: Sequence[EpisodeKey]) -> list[EpisodeResult]:
         """What the dataset holds, policy after policy, in an order that no run can change."""

@@ -329,7 +329,7 @@ class Evaluator:
             else:
                 sharing.say({"total": spent_s, **self._player.wall}, self.notes)
             self.finished = read_episodes(self._folder)  # each once, whoever reads
-        if self._dataset is not None and journal is not None and self._is_first:
+        if self._dataset is not None and journal is not None and self.sums_up:
             self._dataset.write(self.finished, self.planned, journal.beat)
 
     def _spent(self) -> dict[str, float]:

@@ -19,6 +19,7 @@ from polyarm import EvalOptions, Evaluator, InvalidCall, MissingExtra, RunConfli
 from polyarm.cli.evaluate import run
 from polyarm.errors import StorageError
 from polyarm.recording.dataset_writer import ABOUT, DatasetWriter
+from polyarm.rollout import sharing
 from polyarm.testing import CountingPolicy, CrashingEnv, RaisingPolicy
 
 TOYS = "toy/short"
@@ -131,6 +132,19 @@ def test_a_run_that_is_stopped_leaves_what_is_finished_and_goes_on(tmp_path):
     evaluate(tmp_path / "whole", Looker(), episodes=4, **FILMED)
     assert contents(tmp_path) == contents(tmp_path / "whole")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_rank_that_is_left_alone_puts_the_dataset_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharing, "_LEAVING_S", 0.1)
+    given = {"num_envs": 2, "num_workers": 0, "save_dataset": str(tmp_path / "data")}
+    for number, episodes in ((1, 2), (0, 3)):
+        options = EvalOptions(episodes=episodes, **given)
+        rank = sharing.Member(number, 2, "job")
+        with Evaluator([TOYS], options, tmp_path / "run", member=rank) as one:
+            one.run({"": "random"})
+        assert len(contents(tmp_path)[1]) == 2 * episodes
+    assert evaluate(tmp_path / "alone", episodes=3)
+    assert contents(tmp_path) == contents(tmp_path / "alone")
 
 
 def test_more_episodes_of_the_same_run_join_the_dataset(tmp_path):
