@@ -201,18 +201,19 @@ def predict(
         "predicted env-steps/s in lockstep (efficiency), assuming cores like these, all as busy,\n"
         "  one worker per core, a policy that takes no time, and memory bandwidth that grows along"
     )
-    print(f"  {'envs':>6}{'memory':>10}" + "".join(f"{f'{one} cores':>18}" for one in HOST_CORES))
+    hosts = "".join(f"{f'{one} cores':>18}" for one in HOST_CORES)
+    print(f"  {'envs':>6}{'memory (GiB)':>14}{hosts}")
     found: dict[str, dict[str, float]] = {}
     for envs in NUM_ENVS:
-        cells = ""
+        cells, gib = "", []
         for host in HOST_CORES:
             workers = min(host, envs)
+            gib.append((memory[0] + memory[1] * workers + memory[2] * envs) / 1024)
             rate = model.rate(workers, envs, step_s, STEPS_PER_CALL)
             efficiency = rate * step_s / host
             cells += f"{f'{rate:,.0f} ({efficiency:.2f})':>18}"
             found[f"{envs}_envs_{host}_cores"] = {"rate": rate, "efficiency": efficiency}
-        gib = (memory[0] + memory[1] * HOST_CORES[-1] + memory[2] * envs) / 1024
-        print(f"  {envs:>6}{f'{gib:.1f} GiB':>10}{cells}")
+        print(f"  {envs:>6}{f'{gib[0]:.1f} to {gib[-1]:.1f}':>14}{cells}")
     return found
 
 
