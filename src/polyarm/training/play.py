@@ -108,6 +108,7 @@ class Play:
         self._since: list[Array] = [np.empty(0)] * count
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
         self._frames_valid = np.ones((horizon, count), np.bool_)
+        self._failed = np.zeros(count, np.bool_)
         self.tally, self.last_error, self.judges = Tally(), "", False
 
     def begin(self, after: dict[str, Any] | None = None, *, update: int = 0) -> None:
@@ -128,6 +129,7 @@ class Play:
             self.envs.reset(seed=int(words[0]))
         self._since = [np.empty(0)] * self.envs.num_envs
         self._returns[:], self._lengths[:] = 0.0, 0
+        self._failed[:] = False
 
     def begin_rollout(self) -> Leaves:
         """Carry the newest observation to row 0; gives the ring as tensors ``(T + 1, N, …)``."""
@@ -151,13 +153,14 @@ class Play:
         self.judges |= "is_success" in info
         self._returns += rewards
         self._lengths += info["steps"]
+        self._failed[:] = info.get("_error", False)
         if terminated.any() or truncated.any():
             self._count(terminated | truncated, info)
 
     def _count(self, ended: NDArray[np.bool_], info: dict[str, Any]) -> None:
         tally = self.tally
         if "_error" in info:
-            failed = np.asarray(info["_error"])
+            failed = self._failed
             tally.errors += int(failed.sum())
             self.last_error = str(info["error"][failed][-1])
             self._returns[failed], self._lengths[failed] = 0.0, 0
@@ -223,6 +226,7 @@ class Play:
             "decisions": [np.array(one) for one in self._since],
             "returns": self._returns.copy(),
             "lengths": self._lengths.copy(),
+            "failed": self._failed.copy(),
             "newest": {key: np.array(value) for key, value in newest.items()},
         }
 
@@ -231,9 +235,11 @@ class Play:
 
         Returns:
             Whether every env is, to the bit, where it was. If not, all of them begin episodes that
-            have not been played: envs without episode indices, or that do not repeat themselves.
+            have not been played: envs without episode indices, that do not repeat themselves, or of
+            which one failed last. Its next call was to be a reset, which no decisions lead to.
         """
-        if not self.envs.episodic or not self._replay(state):
+        failed = np.any(np.asarray(state.get("failed", False)))
+        if not self.envs.episodic or failed or not self._replay(state):
             self.begin(after=state, update=update)
             return False
         self._since = [np.asarray(one) for one in state["decisions"]]

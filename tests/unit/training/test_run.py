@@ -103,6 +103,42 @@ def test_a_training_cut_in_two_gives_the_weights_of_one_that_was_not(tmp_path, c
     assert torch.equal(weights(done), weights(whole))
 
 
+def stopped_after(number, options):
+    """A training that is stopped after this update."""
+    stop = Stop()
+    return train(options, lambda update: update.number == number and stop(), stop=stop)
+
+
+@pytest.mark.parametrize("horizon", [10, 11])
+def test_what_follows_an_end_or_a_reset_that_was_the_last_decision_goes_on_exactly(
+    tmp_path, horizon
+):
+    whole = train(toy(horizon=horizon))
+    stopped_after(1, toy(horizon=horizon, out=str(tmp_path)))
+    second = train(toy(horizon=horizon, out=str(tmp_path)))
+    assert (second.resumed, second.exact) == (1, True)
+    assert torch.equal(weights(second), weights(whole))
+
+
+def test_an_env_that_failed_in_the_last_decision_does_not_go_on_exactly(tmp_path, monkeypatch):
+    """It has seen its first observation only, as if it were about to begin."""
+    from polyarm.testing.counting import CountingEnv
+
+    usual, calls = CountingEnv.step, []
+
+    def step(self, action):
+        calls.append(self)
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return usual(self, action)
+
+    monkeypatch.setattr(CountingEnv, "step", step)
+    first = stopped_after(1, toy(num_envs=2, horizon=1, out=str(tmp_path)))
+    assert first.errors == 1
+    second = train(toy(num_envs=2, horizon=1, out=str(tmp_path)))
+    assert (second.resumed, second.exact) == (1, False)
+
+
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path):
     whole = train(toy(train_updates=5))
 
