@@ -133,4 +133,5 @@ def test_two_ranks_train_over_rlbench(tmp_path: Path):
     assert "| held-out: success " in second
     assert summary.startswith("2 updates, ")
     assert "error" not in summary
-    assert "went on from update 2, exactly" in run(command).stdout
+    again = run([*command, "--train-updates", "3"])
+    assert "went on from update 2, exactly" in again.stdout

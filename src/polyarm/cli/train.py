@@ -118,11 +118,15 @@ def _line(update: Update, updates: int) -> str:
 
 
 def _conclusion(done: Training, options: TrainOptions, wall_s: float) -> list[str]:
+    cut_short = f", {done.errors} errors (episodes cut short)" if done.errors else ""
+    if not done.updates:
+        had = f"{done.resumed} updates, {done.steps:,} env steps{cut_short}"
+        finished = f"this training is finished already: {had}; more --train-updates go on"
+        return [finished, _how_to_evaluate(done, options)]
     lines = []
     if done.resumed:
         how = "exactly" if done.exact else "with new episodes"
         lines.append(f"went on from update {done.resumed}, {how}")
-    cut_short = f", {done.errors} errors (episodes cut short)" if done.errors else ""
     lines.append(
         f"{len(done.updates)} updates, {done.steps:,} env steps in {wall_s:.1f} s"
         f" on {done.device}{cut_short}"

@@ -164,6 +164,10 @@ class Learner:
         group: All ranks.
         device: Where it computes.
         usual_threads: What PyTorch may use while the envs are at rest.
+
+    Attributes:
+        steps: Env steps of all ranks since the first update.
+        errors: Episodes of all ranks that were cut short, since then.
     """
 
     def __init__(
@@ -191,7 +195,7 @@ class Learner:
         self.optimizer = torch.optim.Adam([flat], lr=options.train_lr, eps=1e-5, fused=True)
         # Layers this small are not worth waiting for a second thread; convolutions are.
         self._threads = usual_threads if play.sight.pictures else 1
-        self._steps = self._errors = 0
+        self.steps = self.errors = 0
 
     def reseed(self, number: int) -> None:
         """Give this rank's noise and shuffling a new beginning."""
@@ -205,14 +209,14 @@ class Learner:
             "agent": self.agent.shape.as_dict(),
             "learnt": self.agent.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "counts": {"steps": self._steps, "errors": self._errors},
+            "counts": {"steps": self.steps, "errors": self.errors},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave."""
         self.agent.load_state_dict(state["learnt"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self._steps, self._errors = state["counts"]["steps"], state["counts"]["errors"]
+        self.steps, self.errors = state["counts"]["steps"], state["counts"]["errors"]
 
     def update(self, number: int) -> Update:
         """Play and learn once.
@@ -353,12 +357,12 @@ class Learner:
         made, rewards, episodes, returns, lengths, successes, judged, errors = sums.tolist()
         *losses, count, norms = learnt.tolist()
         loss, policy, value, entropy, kl, clipped = (one / max(1.0, count) for one in losses)
-        self._steps += int(made)
-        self._errors += int(errors)
+        self.steps += int(made)
+        self.errors += int(errors)
         return Update(
             number=number,
-            steps=self._steps,
-            errors=self._errors,
+            steps=self.steps,
+            errors=self.errors,
             loss=loss,
             policy_loss=policy,
             value_loss=value,

@@ -51,6 +51,8 @@ class Training:
         device: Where the policy computed.
         policy: What was learnt.
         stopped: Whether it ended before its last update, because it was asked to or time was up.
+        steps: Env steps of all envs together, since the first update.
+        errors: Episodes cut short by a failing env or worker, since the first update.
         asked: Whether it was asked to: on any rank, so that all say the same.
         last_error: What cut the last one of the failed episodes short; "" if none has failed.
     """
@@ -61,18 +63,10 @@ class Training:
     device: str
     policy: TrainedPolicy
     stopped: bool
+    steps: int
+    errors: int
     asked: bool = False
     last_error: str = ""
-
-    @property
-    def steps(self) -> int:
-        """Env steps of all envs together, since the first update."""
-        return self.updates[-1].steps if self.updates else 0
-
-    @property
-    def errors(self) -> int:
-        """Episodes cut short by a failing env or worker, since the first update."""
-        return self.updates[-1].errors if self.updates else 0
 
 
 def train(
@@ -173,6 +167,8 @@ class _Run:
             device=str(learner.agent.device),
             policy=self._policy,
             stopped=stopping and not last,
+            steps=learner.steps,
+            errors=learner.errors,
             asked=asked,
             last_error=learner.play.last_error,
         )

@@ -99,7 +99,8 @@ def test_a_training_cut_in_two_gives_the_weights_of_one_that_was_not(tmp_path, c
     assert second.steps == whole.steps
     assert [one["number"] for one in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
     done = train(toy(**options, out=str(tmp_path)))
-    assert (done.resumed, done.updates) == (5, ())
+    assert (done.resumed, done.updates, done.stopped) == (5, (), False)
+    assert (done.steps, done.errors) == (whole.steps, 0)
     assert torch.equal(weights(done), weights(whole))
 
 

@@ -133,6 +133,18 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(
     assert "went on from update 2, exactly" in out
 
 
+def test_a_training_that_is_finished_says_so_and_what_it_has(capsys):
+    line = [*TRAIN, "--train-updates", "2"]
+    _, first, _ = polyarm(*line, capsys=capsys)
+    code, out, _ = polyarm(*line, capsys=capsys)
+    assert code == 0
+    finished, how_to_evaluate = out.splitlines()
+    assert finished == (
+        "this training is finished already: 2 updates, 16 env steps; more --train-updates go on"
+    )
+    assert how_to_evaluate == first.splitlines()[-1]
+
+
 def test_a_folder_of_another_training_is_refused_in_one_message(capsys):
     polyarm(*TRAIN, "--train-updates", "1", capsys=capsys)
     code, _, err = polyarm(*TRAIN, "--train-updates", "1", "--gamma", "0.5", capsys=capsys)
