@@ -16,6 +16,8 @@
     ├── WireError (ValueError)            bytes that are no message between policy and client
     ├── RunConflict (RuntimeError)        an output folder holds, or is used by, another run
     ├── StorageError (OSError)            results could not be written; what was written is intact
+    ├── RankLost (RuntimeError)           another rank of the job has ended, or has not come
+    ├── StoppedEarly (RuntimeError)       asked to stop while waiting for others; nothing was begun
     └── WorkerError (RuntimeError)        something went wrong outside the trainer
         ├── BuildError                    an env could not be built
         ├── WorkerDied                    a slot failed more often than max_restarts allows
@@ -121,6 +123,14 @@ class RunConflict(PolyarmError, RuntimeError):
 
 class StorageError(PolyarmError, OSError):
     """The journal, a video or a report could not be written; what was written before is intact."""
+
+
+class RankLost(PolyarmError, RuntimeError):
+    """Another rank of the job has ended, does not answer, or has not come; its message says why."""
+
+
+class StoppedEarly(PolyarmError, RuntimeError):
+    """A stop was asked for while this process waited for others; nothing was begun."""
 
 
 class WorkerError(PolyarmError, RuntimeError):

@@ -6,7 +6,10 @@ import os
 import signal
 from pathlib import Path
 
+import launching
 import pytest
+
+from polyarm.rollout.runlock import RunLock
 
 pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
@@ -76,3 +79,34 @@ def test_a_signal_after_the_last_update_changes_nothing(run_script, tmp_path):
     said = run_script(SIGNALLED, cwd=tmp_path).finish()
     assert "1 updates, " in said
     assert "polyarm eval --policy polyarm.training:load@run" in said
+
+
+TRAIN = [
+    "train", "--task", "toy/count-10", "--num-envs", "1", "--num-workers", "0", "--horizon", "4",
+    "--train-hidden", "8", "--train-updates", "1", "--eval-every", "0", "--out", "run",
+]  # fmt: skip
+
+
+def test_a_rank_that_waits_for_the_others_hears_a_signal(tmp_path):
+    first, _ = launching.srun(2)
+    with launching.side_by_side([first], *TRAIN, folder=tmp_path) as (rank,):
+        assert rank.stderr.readline().startswith("train toy/count-10")
+        rank.send_signal(signal.SIGTERM)
+        code, _, err = rank.end(20)
+    assert (code, err) == (75, "rank=0 polyarm: stopped while waiting for the other ranks; nothing"
+                           " was begun\n")  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_first_rank_is_refused_ends_all_with_the_reason(tmp_path):
+    (tmp_path / "run").mkdir()
+    lock = RunLock(tmp_path / "run" / "lock")
+    try:
+        with launching.side_by_side(launching.srun(2), *TRAIN, folder=tmp_path) as both:
+            (first, _, said), (second, _, heard) = (rank.end(40) for rank in both)
+    finally:
+        lock.release()
+    assert (first, second) == (2, 2)
+    refusal = f"run is in use by process {os.getpid()} on "
+    assert said.splitlines()[-1].startswith(f"rank=0 polyarm: {refusal}")
+    assert heard.startswith(f"rank=1 polyarm: rank 0 could not go on: {refusal}")

@@ -19,6 +19,7 @@ from polyarm.cli import console, ranks
 from polyarm.cli.exits import INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
 from polyarm.cli.signals import signals_stop
 from polyarm.distributed.ranks import Share
+from polyarm.errors import StoppedEarly
 from polyarm.training.options import TrainOptions
 from polyarm.training.ppo import Update
 from polyarm.training.run import Stop, Training, train
@@ -30,23 +31,27 @@ def run(options: TrainOptions) -> int:
     console.log_to(errors)
     share = Share.current(options)
     ranks.announce(share, options, errors)
-    leads = share.rank.number == 0
+    leads = share.rank.leads
     options = replace(options, out=str(output_folder(options)))
-    if leads:
-        errors.print(_announcement(options, share), markup=False, soft_wrap=True)
     out = console.console(stderr=False)
     began = time.perf_counter()
     stop = Stop()
     with signals_stop() as signals:
         signals.stop_by(stop)
-        done = train(
-            options,
-            lambda update: out.print(
-                _line(update, options.train_updates), markup=False, soft_wrap=True, highlight=False
-            ),
-            stop=stop,
-            share=share,
-        )
+        if leads:
+            errors.print(_announcement(options, share), markup=False, soft_wrap=True)
+        try:
+            done = train(
+                options,
+                lambda update: out.print(
+                    _line(update, options.train_updates), markup=False, soft_wrap=True
+                ),
+                stop=stop,
+                share=share,
+            )
+        except StoppedEarly as error:
+            errors.print(f"{share.rank.mark}polyarm: {error}", markup=False, soft_wrap=True)
+            return _stopped_by(signals.caught)
         # Later signals stop nothing: once a rank has left, its launcher ends the others.
         causes = tuple(signals.caught)
         if leads:
@@ -68,10 +73,12 @@ def _tell_problems(done: Training, errors: Console) -> None:
 
 def _exit_code(done: Training, causes: Sequence[int]) -> int:
     if done.stopped:
-        if signal.SIGINT in causes:
-            return INTERRUPTED
-        return REQUEUE if done.asked else STOPPED
+        return _stopped_by(causes) if done.asked or signal.SIGINT in causes else STOPPED
     return TOO_MANY_ERRORS if _in_vain(done) else 0
+
+
+def _stopped_by(causes: Sequence[int]) -> int:
+    return INTERRUPTED if signal.SIGINT in causes else REQUEUE
 
 
 def _in_vain(done: Training) -> bool:

@@ -6,13 +6,14 @@ over the address that their launcher gives (``MASTER_ADDR``, ``MASTER_PORT``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from polyarm.distributed.meeting import meet
 from polyarm.distributed.ranks import Rank
-from polyarm.errors import MissingExtra
+from polyarm.errors import MissingExtra, PolyarmError, RankLost
 
 _TIMEOUT_S = 3600.0
 """Of slow simulators one rank may wait long for another; a rank that died is noticed at once."""
@@ -29,6 +30,7 @@ class ProcessGroup:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self._gpus: Any = None
 
     @property
     def leads(self) -> bool:
@@ -47,28 +49,69 @@ class ProcessGroup:
         """Give all ranks the first one's tensors, in place."""
         if self.rank.world > 1:
             for tensor in tensors:
-                _distributed().broadcast(tensor, src=0)
+                _distributed().broadcast(tensor, src=0, group=self._carrier(tensor))
 
     def total(self, tensors: Iterable[Any]) -> None:
         """Put the ranks' sum into each tensor."""
         if self.rank.world > 1:
             for tensor in tensors:
-                _distributed().all_reduce(tensor)
+                _distributed().all_reduce(tensor, group=self._carrier(tensor))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """If a rank cannot do what is in the block, which may be one rank's only, none goes on.
+
+        Raises:
+            RankLost: On those that could, with what the others say.
+        """
+        own: PolyarmError | None = None
+        try:
+            yield
+        except PolyarmError as error:
+            own = error
+        everyone = self.gather(None if own is None else str(own))
+        if own is not None:
+            raise own
+        for number, said in enumerate(everyone):
+            if said is not None:
+                raise RankLost(f"rank {number} could not go on: {said}")
+
+    @contextmanager
+    def over_gpus(self) -> Iterator[None]:
+        """Until the block is left, tensors of CUDA travel by NCCL, from GPU to GPU."""
+        if self.rank.world == 1:
+            yield
+            return
+        distributed = _distributed()
+        self._gpus = distributed.new_group(backend="nccl", timeout=timedelta(seconds=_TIMEOUT_S))
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group(self._gpus)
+            self._gpus = None
+
+    def _carrier(self, tensor: Any) -> Any:
+        return self._gpus if tensor.is_cuda else None
 
 
 @contextmanager
-def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
+def process_group(
+    rank: Rank, stopping: Callable[[], bool] = lambda: False
+) -> Iterator[ProcessGroup]:
     """The group of all ranks of this job, until the block is left; one that is there is used.
 
-    Under torchrun a process can make one group in its life: the ranks meet at an address that
-    remembers the first.
+    It does not touch CUDA, so workers may be forked behind it. Under torchrun a process can make
+    one group in its life: the ranks meet at an address that remembers the first.
 
     Args:
         rank: This process's.
-        device: What the tensors that are summed up live on: NCCL carries those of CUDA.
+        stopping: Asked while others have not come, whether to wait no longer.
 
     Raises:
         MissingExtra: There are several ranks, and torch is not installed.
+        InvalidCall: Nobody says where ranks meet, or it cannot be there.
+        RankLost: Some have not come.
+        StoppedEarly: It was to wait no longer.
     """
     if rank.world == 1:
         yield ProcessGroup(rank)
@@ -78,7 +121,8 @@ def process_group(rank: Rank, *, device: str = "cpu") -> Iterator[ProcessGroup]:
         yield ProcessGroup(rank)
         return
     distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo",
+        "gloo",
+        store=meet(rank, stopping),
         rank=rank.number,
         world_size=rank.world,
         timeout=timedelta(seconds=_TIMEOUT_S),

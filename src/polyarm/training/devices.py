@@ -43,6 +43,8 @@ def chosen_device(name: str) -> Any:
 def require_gpus_apart(device: Any, group: ProcessGroup) -> None:
     """Refuse ranks that compute on the same GPU: NCCL, which sums up their gradients, cannot.
 
+    Nor does it reach ranks that compute on the CPU beside others that do on GPUs.
+
     Raises:
         InvalidCall: On all ranks.
     """
@@ -52,6 +54,11 @@ def require_gpus_apart(device: Any, group: ProcessGroup) -> None:
         # Older versions of PyTorch do not say which GPU it is.
         own = str(getattr(known, "uuid", f"that of rank {group.rank.number}"))
     gpus = [gpu for gpu in group.gather(own) if gpu is not None]
+    if 0 < len(gpus) < group.rank.world:
+        raise InvalidCall(
+            f"{len(gpus)} of {group.rank.world} ranks compute on a GPU and the others on the CPU,"
+            f" but gradients travel between GPUs, or between CPUs: give all the same --device"
+        )
     if len(set(gpus)) < len(gpus):
         raise InvalidCall(
             f"{len(gpus)} ranks compute on {len(set(gpus))} GPU(s), but NCCL, by which they share"

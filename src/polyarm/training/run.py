@@ -21,7 +21,7 @@ from polyarm.training.options import TrainOptions
 from polyarm.training.play import Play
 from polyarm.training.policy import TrainedPolicy, meaning_of
 from polyarm.training.ppo import Learner, Update
-from polyarm.vector.tensors import import_torch
+from polyarm.vector.tensors import import_torch, is_gpu
 
 Show = Callable[[Update], None]
 
@@ -88,6 +88,8 @@ def train(
 
     Raises:
         MissingExtra: PyTorch, or a dashboard's package, is not installed.
+        StoppedEarly: It was stopped while it waited for the other ranks.
+        RankLost: Another rank has ended, or has not come.
         UnknownName: A suite, task or option does not exist.
         InvalidCall: The options make no sense, or the envs' spaces are not supported.
         RunConflict: The folder holds another training, or is in use by one.
@@ -97,16 +99,20 @@ def train(
     import_torch()
     share, stop = share or Share.current(options), stop or Stop()
     with ExitStack() as stack:
+        # First of all: a rank that ends from now on is noticed by the others at once.
+        group = stack.enter_context(process_group(share.rank, lambda: stop.asked))
         book = None
-        if options.out is not None and share.rank.number == 0:
-            book = Logbook(Path(options.out), options)
-            stack.callback(book.close)
+        with group.together():
+            if options.out is not None and group.leads:
+                book = Logbook(Path(options.out), options)
+                stack.callback(book.close)
         # The workers are there before anything asks for a GPU. Those of evaluations, and those that
         # replace others, come later: they are forked by a process that never loads CUDA.
         play = stack.enter_context(Play(options, share))
         device = chosen_device(options.device)
-        group = stack.enter_context(process_group(share.rank, device=device.type))
         require_gpus_apart(device, group)
+        if is_gpu(device):
+            stack.enter_context(group.over_gpus())
         examination = Examination(options, share, lambda: stop.asked)
         stack.enter_context(examination)
         usual = stack.enter_context(threads(1))

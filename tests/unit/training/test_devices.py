@@ -31,6 +31,12 @@ def test_ranks_that_share_a_gpu_are_refused_by_all_of_them(check):
             check("cuda:0", *others)
 
 
+def test_ranks_of_which_only_some_have_a_gpu_are_refused_by_all_of_them(check):
+    for device, other in (("cuda:0", None), ("cpu", "b")):
+        with pytest.raises(InvalidCall, match="1 of 2 ranks compute on a GPU"):
+            check(device, other)
+
+
 def test_ranks_with_a_gpu_each_and_those_without_any_are_not(check):
     check("cuda:0", "b", "c")
     check("cpu", None, None)

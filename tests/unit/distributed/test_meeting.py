@@ -1,0 +1,50 @@
+"""Ranks wait for those that have not come, as long as they are to, and no longer."""
+
+import socket
+
+import pytest
+
+from polyarm.distributed import meeting
+from polyarm.distributed.meeting import meet
+from polyarm.distributed.ranks import Rank
+from polyarm.errors import InvalidCall, RankLost, StoppedEarly
+
+pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+
+
+@pytest.fixture
+def place():
+    """Where nobody listens yet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+@pytest.mark.parametrize(
+    ("number", "complaint"),
+    [(0, "of 3 ranks, rank 1, rank 2 have not come within 0 s"), (1, "nobody has answered at 127")],
+)
+def test_ranks_that_do_not_come_are_named(place, monkeypatch, number, complaint):
+    monkeypatch.setattr(meeting, "_WITHIN_S", 0.2)
+    with pytest.raises(RankLost, match=complaint):
+        meet(Rank(number, 3), lambda: False, place)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_that_waits_is_stopped_at_once(place, number):
+    asked = []
+    with pytest.raises(StoppedEarly, match="stopped while waiting"):
+        meet(Rank(number, 2), lambda: asked.append(None) or len(asked) > 2, place)
+    assert len(asked) == 3
+
+
+def test_a_place_that_is_taken_is_told_as_such():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        with pytest.raises(InvalidCall, match=rf"cannot meet at 127.0.0.1:{port}.*MASTER_PORT"):
+            meet(Rank(0, 2), lambda: False, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+
+
+def test_ranks_that_nobody_tells_where_to_meet_are_refused():
+    with pytest.raises(InvalidCall, match="MASTER_ADDR and MASTER_PORT, found '' and ''"):
+        meet(Rank(0, 2), lambda: False, {})
