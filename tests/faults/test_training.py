@@ -13,6 +13,11 @@ from polyarm.rollout.runlock import RunLock
 
 pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
+TRAIN = [
+    "train", "--task", "toy/count-10", "--num-envs", "1", "--num-workers", "0", "--horizon", "4",
+    "--train-hidden", "8", "--train-updates", "1", "--eval-every", "0", "--out", "run",
+]  # fmt: skip
+
 LAUNCHER = """
 import sys
 from torch.distributed.run import main
@@ -58,6 +63,17 @@ def test_a_rank_or_launcher_that_is_killed_takes_all_with_it(
     assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["progress"]["update"] >= 1
 
 
+def test_the_ranks_that_a_killed_one_leaves_say_so_in_one_message(tmp_path):
+    words = [*TRAIN, "--train-updates", "1000000"]
+    with launching.side_by_side(launching.srun(2), *words, folder=tmp_path) as (first, second):
+        assert first.stdout.readline().startswith("update=1/")
+        second.kill()
+        code, _, err = first.end(40)
+    said = err.splitlines()[-1]
+    assert code == 2
+    assert said.startswith("rank=0 polyarm: another rank has ended, or does not answer any more: ")
+
+
 SIGNALLED = """
 import os, signal
 from polyarm.cli import train
@@ -79,12 +95,6 @@ def test_a_signal_after_the_last_update_changes_nothing(run_script, tmp_path):
     said = run_script(SIGNALLED, cwd=tmp_path).finish()
     assert "1 updates, " in said
     assert "polyarm eval --policy polyarm.training:load@run" in said
-
-
-TRAIN = [
-    "train", "--task", "toy/count-10", "--num-envs", "1", "--num-workers", "0", "--horizon", "4",
-    "--train-hidden", "8", "--train-updates", "1", "--eval-every", "0", "--out", "run",
-]  # fmt: skip
 
 
 def test_a_rank_that_waits_for_the_others_hears_a_signal(tmp_path):

@@ -6,6 +6,7 @@ over the address that their launcher gives (``MASTER_ADDR``, ``MASTER_PORT``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,12 +18,14 @@ from polyarm.errors import MissingExtra, PolyarmError, RankLost
 
 _TIMEOUT_S = 3600.0
 """Of slow simulators one rank may wait long for another; a rank that died is noticed at once."""
+_SOURCE_LINE = re.compile(r"\[\S+:\d+\] ")
 
 
 class ProcessGroup:
     """All ranks of a job; of one rank alone, everything is what it was.
 
-    Every method but `leads` is to be called by all ranks, in the same order.
+    Every method but `leads` is to be called by all ranks, in the same order. All of them raise
+    `RankLost` where another rank has ended.
 
     Args:
         rank: Which of how many this is.
@@ -42,20 +45,23 @@ class ProcessGroup:
         if self.rank.world == 1:
             return [thing]
         everyone: list[Any] = [None] * self.rank.world
-        _distributed().all_gather_object(everyone, thing)
+        with _answering():
+            _distributed().all_gather_object(everyone, thing)
         return everyone
 
     def broadcast(self, tensors: Iterable[Any]) -> None:
         """Give all ranks the first one's tensors, in place."""
         if self.rank.world > 1:
-            for tensor in tensors:
-                _distributed().broadcast(tensor, src=0, group=self._carrier(tensor))
+            with _answering():
+                for tensor in tensors:
+                    _distributed().broadcast(tensor, src=0, group=self._carrier(tensor))
 
     def total(self, tensors: Iterable[Any]) -> None:
         """Put the ranks' sum into each tensor."""
         if self.rank.world > 1:
-            for tensor in tensors:
-                _distributed().all_reduce(tensor, group=self._carrier(tensor))
+            with _answering():
+                for tensor in tensors:
+                    _distributed().all_reduce(tensor, group=self._carrier(tensor))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -82,8 +88,9 @@ class ProcessGroup:
         if self.rank.world == 1:
             yield
             return
-        distributed = _distributed()
-        self._gpus = distributed.new_group(backend="nccl", timeout=timedelta(seconds=_TIMEOUT_S))
+        distributed, limit = _distributed(), timedelta(seconds=_TIMEOUT_S)
+        with _answering():
+            self._gpus = distributed.new_group(backend="nccl", timeout=limit)
         try:
             yield
         finally:
@@ -120,17 +127,33 @@ def process_group(
     if distributed.is_initialized():
         yield ProcessGroup(rank)
         return
-    distributed.init_process_group(
-        "gloo",
-        store=meet(rank, stopping),
-        rank=rank.number,
-        world_size=rank.world,
-        timeout=timedelta(seconds=_TIMEOUT_S),
-    )
+    with _answering():
+        distributed.init_process_group(
+            "gloo",
+            store=meet(rank, stopping),
+            rank=rank.number,
+            world_size=rank.world,
+            timeout=timedelta(seconds=_TIMEOUT_S),
+        )
     try:
         yield ProcessGroup(rank)
     finally:
         distributed.destroy_process_group()
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Errors of torch.distributed, which knows ranks that do not answer, as what they mean."""
+    try:
+        yield
+    except PolyarmError:
+        raise
+    except RuntimeError as error:
+        said = _SOURCE_LINE.sub("", str(error).partition("\n")[0]).partition(". ")[0]
+        raise RankLost(
+            "another rank has ended, or does not answer any more; look for what it has said"
+            f" ({said})"
+        ) from error
 
 
 def _distributed() -> Any:

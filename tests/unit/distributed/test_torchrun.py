@@ -1,9 +1,13 @@
-"""The group of a job's processes leaves nothing behind."""
+"""The group of a job's processes: who has left it is noticed, and it leaves nothing behind."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 from launching import Command, srun
+
+from polyarm.distributed import torchrun
+from polyarm.distributed.ranks import Rank
 
 pytest.importorskip("torch")
 
@@ -39,3 +43,62 @@ def test_no_thread_of_a_group_outlives_it(tmp_path):
         for rank in [stack.enter_context(one) for one in each]:
             code, out, err = rank.end()
             assert (code, out) == (0, "[]\n"), err
+
+
+DESERTED = """
+import os
+
+from polyarm.distributed import slurm
+from polyarm.distributed.ranks import Rank
+from polyarm.distributed.torchrun import process_group
+from polyarm.errors import RankLost
+
+slurm.meet()
+rank = Rank.current()
+with process_group(rank) as group:
+    import torch
+
+    def expect_lost(call):
+        try:
+            call()
+        except RankLost as error:
+            print(error)
+
+    group.gather(None)
+    if rank.leads:
+        os._exit(0)
+    expect_lost(lambda: group.total([torch.ones(3)]))
+    expect_lost(lambda: group.gather(None))
+    expect_lost(lambda: group.broadcast([torch.ones(3)]))
+"""
+
+
+def test_a_rank_that_has_ended_is_told_as_such_to_the_others(tmp_path):
+    (tmp_path / "deserted.py").write_text(DESERTED)
+    with ExitStack() as stack:
+        each = (Command(["deserted"], variables, tmp_path) for variables in srun(2))
+        first, second = [stack.enter_context(one) for one in each]
+        assert first.end()[0] == 0
+        code, out, err = second.end()
+    assert code == 0, err
+    lost = "another rank has ended, or does not answer any more; look for what it has said ("
+    assert [line.startswith(lost) for line in out.splitlines()] == [True] * 3
+    assert ".cc" not in out
+
+
+def test_tensors_of_gpus_travel_in_a_group_of_their_own(monkeypatch):
+    """By a stand-in: there is a GPU for each rank on no machine that runs this."""
+    told = []
+    stand_in = SimpleNamespace(
+        new_group=lambda **how: told.append(how["backend"]) or "gpus",
+        destroy_process_group=lambda group: told.append(f"no more {group}"),
+        all_reduce=lambda tensor, group: told.append(group),
+        broadcast=lambda tensor, src, group: told.append(group),
+    )
+    monkeypatch.setattr(torchrun, "_distributed", lambda: stand_in)
+    on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    group = torchrun.ProcessGroup(Rank(0, 2))
+    with group.over_gpus():
+        group.total([on_gpu, on_cpu])
+        group.broadcast([on_gpu, on_cpu])
+    assert told == ["nccl", "gpus", None, "gpus", None, "no more gpus"]
