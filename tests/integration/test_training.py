@@ -19,6 +19,12 @@ torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
+SETTINGS = {
+    "task": "toy/count-10,toy/count-3", "num_envs_total": 5, "num_workers": 1, "horizon": 7,
+    "train_hidden": 8, "epochs": 2, "minibatches": 3, "eval_every": 2, "eval_episodes": 1,
+    "train_lr_end": None,
+}  # fmt: skip
+
 RANK = """
 import json, os, sys
 from pathlib import Path
@@ -28,21 +34,18 @@ from polyarm.policies.torch import weights_digest
 from polyarm.training.options import TrainOptions
 from polyarm.training.run import train
 
-folder = Path(sys.argv[1])
 rank = os.environ["RANK"]
-settings = dict(
-    task="toy/count-10,toy/count-3", num_envs_total=5, num_workers=1, horizon=7, train_hidden=8,
-    epochs=2, minibatches=3, eval_every=2, eval_episodes=1, train_lr_end=None,
-)
+folder = Path(sys.argv[1], f"node{rank}")  # as if they shared no file system
+settings = json.loads(sys.argv[2])
 found = []
-with process_group(Rank.current()):  # for all three of them
-    for out, updates in (("whole", 4), ("cut", 2), ("cut", 4)):
+with process_group(Rank.current()):  # for all four of them
+    for out, updates in (("whole", 4), ("cut", 2), ("cut", 4), ("alone", 3)):
         done = train(TrainOptions(**settings, train_updates=updates, out=str(folder / out)))
         state = done.policy._agent.state_dict()
         digest = weights_digest({**state["weights"], "mean": state["states"]["mean"]})
         figures = [(update.steps, update.loss, update.eval_return) for update in done.updates]
         found.append([digest, done.resumed, done.exact, figures])
-(folder / f"rank{rank}.json").write_text(json.dumps(found))
+Path(sys.argv[1], f"rank{rank}.json").write_text(json.dumps(found))
 """
 
 
@@ -52,18 +55,30 @@ def run(command: list[str], timeout_s: float = 120.0) -> subprocess.CompletedPro
     return done
 
 
-def test_two_ranks_with_uneven_envs_hold_the_same_weights_and_resume_exactly(tmp_path: Path):
+def test_ranks_with_uneven_envs_hold_the_same_weights_and_resume_exactly_or_in_other_numbers(
+    tmp_path: Path,
+):
+    alone = {**SETTINGS, "out": str(tmp_path / "node0" / "alone")}
+    begun = train(TrainOptions(**alone, train_updates=2))
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK))
-    run([*TWO_RANKS, str(script), str(tmp_path)])
+    run([*TWO_RANKS, str(script), str(tmp_path), json.dumps(SETTINGS)])
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert first == second  # weights, normalisers and figures, to the bit
-    whole, before, after = first
+    whole, before, after, joined = first
     assert whole[0] == after[0] != before[0]
-    assert [one[1:3] for one in (whole, before, after)] == [[0, True], [0, True], [2, True]]
+    resumed = [tuple(one[1:3]) for one in first]
+    assert resumed == [(0, True), (0, True), (2, True), (2, False)]
     assert before[3] + after[3] == whole[3]
     # 5 envs, 7 decisions each, of which some were resets: both ranks' steps are counted.
     assert 5 * 7 * 4 * 0.7 < whole[3][-1][0] < 5 * 7 * 4
+    # One process, two ranks, one process again: with new episodes, but all that was learnt.
+    (third,) = joined[3]
+    assert begun.steps < third[0] <= begun.steps + 5 * 7
+    left = train(TrainOptions(**alone, train_updates=4))
+    assert (left.resumed, left.exact, len(left.updates)) == (3, False, 1)
+    assert third[0] < left.steps <= third[0] + 5 * 7
+    assert not (tmp_path / "node1").exists()
 
 
 def test_a_signal_to_one_rank_ends_both_with_the_code_that_queues_them_again(tmp_path: Path):

@@ -7,7 +7,7 @@ over the address that their launcher gives (``MASTER_ADDR``, ``MASTER_PORT``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -48,6 +48,23 @@ class ProcessGroup:
         with _answering():
             _distributed().all_gather_object(everyone, thing)
         return everyone
+
+    def from_first(self, thing: Any) -> Any:
+        """The first rank's thing, on all of them; it is pickled."""
+        found = [thing]
+        if self.rank.world > 1:
+            with _answering():
+                _distributed().broadcast_object_list(found, src=0)
+        return found[0]
+
+    def deal(self, things: Sequence[Any]) -> Any:
+        """What the first rank has for this one; it gives one thing for each, which are pickled."""
+        if self.rank.world == 1:
+            return things[0]
+        own = [None]
+        with _answering():
+            _distributed().scatter_object_list(own, list(things) if self.leads else None, src=0)
+        return own[0]
 
     def broadcast(self, tensors: Iterable[Any]) -> None:
         """Give all ranks the first one's tensors, in place."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from polyarm.distributed.ranks import Share
 from polyarm.distributed.torchrun import ProcessGroup, process_group
@@ -220,19 +221,21 @@ class _Run:
 
     def _go_on(self) -> tuple[int, bool]:
         """Take over the checkpoint, if there is one; gives its update, and if that was exact."""
-        learner, group, path = self._learner, self._group, self._path
-        there = path is not None and path.is_file()
-        # Ranks wait for the first one, which may have removed an old checkpoint.
-        if not group.gather(there)[0] or path is None:
+        learner, group = self._learner, self._group
+        saved, parts = None, []
+        with group.together():
+            if group.leads:
+                saved, parts = self._checkpoint()
+        # The first rank's, for all of them: others may not see its folder, or not as it is now.
+        saved = group.from_first(saved)
+        if saved is None:
             learner.play.begin()
             return 0, True
-        saved = read_checkpoint(path)
-        require_same(saved, self._options, path)
+        own = group.deal(parts)
         learner.load_state_dict(saved)
         self._before_s = float(saved["progress"]["train_s"])
-        number, ranks = int(saved["progress"]["update"]), saved["ranks"]
-        own = ranks[group.rank.number] if group.rank.number < len(ranks) else None
-        if own is not None and len(ranks) == group.rank.world:
+        number = int(saved["progress"]["update"])
+        if own is not None and saved["world"] == group.rank.world:
             learner.generator.set_state(own["generator"])
             exact = learner.play.load_state_dict(own["play"], update=number)
         else:
@@ -240,3 +243,14 @@ class _Run:
             learner.play.begin(after=own and own["play"], update=number)
             exact = False
         return number, all(group.gather(exact))
+
+    def _checkpoint(self) -> tuple[dict[str, Any] | None, list[Any]]:
+        """What all ranks go on from, and each one's own part; None where nothing was written."""
+        path, world = self._path, self._group.rank.world
+        if path is None or not path.is_file():
+            return None, []
+        saved = read_checkpoint(path)
+        require_same(saved, self._options, path)
+        ranks = saved.pop("ranks")
+        parts = [ranks[number] if number < len(ranks) else None for number in range(world)]
+        return {**saved, "world": len(ranks)}, parts

@@ -12,6 +12,14 @@ from polyarm.errors import InvalidCall, RankLost, StoppedEarly
 pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def first_store():
+    """PyTorch opens a pipe with the first one, and keeps it."""
+    from torch.distributed import TCPStore
+
+    TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
 @pytest.fixture
 def place():
     """Where nobody listens yet."""
