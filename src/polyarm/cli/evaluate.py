@@ -98,7 +98,7 @@ def play(
         observed_slots: Slots that are recorded; None for all.
         resumable: Whether the same command again would go on.
     """
-    from polyarm.distributed.members import member, why_not_fresh
+    from polyarm.distributed.members import member, successors_of, why_not_fresh
     from polyarm.policies.loading import expand_policies
     from polyarm.rollout.evaluator import Evaluator
 
@@ -119,7 +119,12 @@ def play(
         raise InvalidCall(why)
     with signals_stop() as signals:
         evaluator = Evaluator(
-            options.tasks, options, folder, observed_slots=observed_slots, member=seat
+            options.tasks,
+            options,
+            folder,
+            observed_slots=observed_slots,
+            member=seat,
+            job=successors_of(rank) if resumable else "",
         )
         signals.stop_by(evaluator.stop)
         if rank.leads:

@@ -1,4 +1,4 @@
-"""Which of the ranks that share an evaluation's folder this process is.
+"""Which of the processes that share a run's folder this one is, and which it takes the place of.
 
 The ranks of a launcher share it, and so do all tasks of a SLURM array, whatever each of them runs.
 """
@@ -25,7 +25,21 @@ def member(rank: Rank, environment: Mapping[str, str] = os.environ) -> Member | 
         return Member(number, task.count * rank.world, job, together=False)
     if rank.world == 1:
         return None
-    return Member(rank.number, rank.world, _job(environment))
+    return Member(rank.number, rank.world, ranks_of(rank, environment))
+
+
+def ranks_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
+    """What all ranks of this job have in common, and those of no other; "" of a process alone."""
+    return "" if rank.world == 1 else _job(environment)
+
+
+def successors_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
+    """What a process has in common with the one that is started in its place, on whatever host.
+
+    "" if nothing would be. SLURM queues a job again under the same number, whatever it runs.
+    """
+    job = environment.get("SLURM_JOB_ID")
+    return f"SLURM job {job}" if job else ranks_of(rank, environment)
 
 
 def why_not_fresh(seat: Member | None, environment: Mapping[str, str] = os.environ) -> str | None:

@@ -71,6 +71,8 @@ class Evaluator:
         folder: Where results go, or None to keep them in memory only.
         observed_slots: Slots that are recorded; None for all.
         member: Which of the ranks that share the folder this is; None if nobody shares it.
+        job: What starts this process again if it ends: one of the same job that has the folder, on
+            another host, is waited for.
 
     Attributes:
         groups: The tasks, by what shares a vector env.
@@ -88,6 +90,7 @@ class Evaluator:
         *,
         observed_slots: Sequence[int] | None = None,
         member: Member | None = None,
+        job: str = "",
     ) -> None:
         if folder is not None:
             require_report_extra()
@@ -102,7 +105,7 @@ class Evaluator:
         refuse_own_options(options.suite_settings())
         self._options = options
         self._folder = folder
-        self._member = member
+        self._member, self._job = member, job
         self._sharing: Sharing | None = None
         self.groups = group_tasks(tasks, options)
         self._dataset: DatasetExport | None = None
@@ -299,7 +302,7 @@ class Evaluator:
     def _open_journal(self, folder: Path) -> Journal:
         fresh = self._options.fresh and not self._opened
         if self._member is None:
-            return Journal(folder, self._run_file(), fresh=fresh)
+            return Journal(folder, self._run_file(), fresh=fresh, job=self._job)
         if fresh and not self._is_first:
             await_fresh_start(folder, self._member.job, lambda: self._player.stopping)
         return Journal(
@@ -307,6 +310,7 @@ class Evaluator:
             {**self._run_file(), "job": self._member.job},
             rank=self._member.number,
             alone=False,
+            job=self._job,
             # A job that was restarted or requeued goes on.
             fresh=fresh and self._is_first and not was_begun_by(folder, self._member.job),
         )

@@ -53,6 +53,7 @@ class Journal:
         rank: Whose.
         alone: Whether nobody else may play episodes of this run at the same time.
         fresh: Whether to remove what an earlier run has left.
+        job: Whose processes take one another's place, see `RunLock`; by default that of the run.
 
     Attributes:
         lock: Says that this rank is alive.
@@ -71,13 +72,14 @@ class Journal:
         rank: int = 0,
         alone: bool = True,
         fresh: bool = False,
+        job: str = "",
     ) -> None:
         self._folder = folder
         self._path = folder / episodes_file(rank)
         self._fd = -1
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            job = str(run.get("job", ""))
+            job = job or str(run.get("job", ""))
             self.lock = RunLock(folder / f".rank{rank}.lock", job=job, rank=rank, alone=alone)
             try:
                 self._refuse_company(alone=alone or fresh)

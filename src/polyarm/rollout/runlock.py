@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -23,6 +24,8 @@ STALE_S = 180.0
 """More than a network file system may keep the time of the last heartbeat from other hosts."""
 
 _LOOK_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class RunLock:
@@ -119,14 +122,25 @@ class RunLock:
                 with contextlib.suppress(FileNotFoundError):
                     if self.path.samefile(mine):
                         return  # NFS repeats a request whose answer was lost
-                while (holder := living_holder(self.path)) is not None:
-                    if not self._succeeds(holder) or time.monotonic() > deadline:
-                        raise RunConflict(in_use(self.path.parent, holder)) from None
-                    time.sleep(_LOOK_S)
+                self._await_predecessor(deadline)
                 clear_away(self.path)
             else:
                 return
         raise RunConflict(f"{self.path} is being taken by several processes at once")
+
+    def _await_predecessor(self, deadline: float) -> None:
+        told = False
+        while (holder := living_holder(self.path)) is not None:
+            folder = self.path.parent
+            if not self._succeeds(holder) or time.monotonic() > deadline:
+                raise RunConflict(in_use(folder, holder)) from None
+            if not told:
+                who = f"process {holder['pid']} of this job, on {holder['host']}"
+                _log.warning(
+                    "%s is held by %s; waiting until that is known to be gone", folder, who
+                )
+            told = True
+            time.sleep(_LOOK_S)
 
     def _succeeds(self, holder: dict[str, Any]) -> bool:
         same_job = self._me["job"] and holder.get("job") == self._me["job"]

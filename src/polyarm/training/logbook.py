@@ -30,6 +30,7 @@ class Logbook:
     Args:
         folder: Where it is.
         options: What is run.
+        job: What starts this process again if it ends, see `RunLock`.
 
     Raises:
         RunConflict: Somebody else is using it.
@@ -37,14 +38,14 @@ class Logbook:
         StorageError: It cannot be written to; so do all methods.
     """
 
-    def __init__(self, folder: Path, options: TrainOptions) -> None:
+    def __init__(self, folder: Path, options: TrainOptions, job: str = "") -> None:
         self.folder = folder
         self._options = options
         for sink in options.sinks:
             require_sink(sink)
         with _writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = RunLock(folder / "lock")
+            self._lock = RunLock(folder / "lock", job=job)
             if options.fresh:
                 self._forget()
         self._sinks: list[ScalarLog] = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyarm.distributed.members import successors_of
 from polyarm.distributed.ranks import Share
 from polyarm.distributed.torchrun import ProcessGroup, process_group
 from polyarm.errors import PolicyError
@@ -105,7 +106,7 @@ def train(
         book = None
         with group.together():
             if options.out is not None and group.leads:
-                book = Logbook(Path(options.out), options)
+                book = Logbook(Path(options.out), options, successors_of(share.rank))
                 stack.callback(book.close)
         # The workers are there before anything asks for a GPU. Those of evaluations, and those that
         # replace others, come later: they are forked by a process that never loads CUDA.
@@ -222,7 +223,8 @@ class _Run:
     def _go_on(self) -> tuple[int, bool]:
         """Take over the checkpoint, if there is one; gives its update, and if that was exact."""
         learner, group = self._learner, self._group
-        saved, parts = None, []
+        saved: dict[str, Any] | None = None
+        parts: list[Any] = []
         with group.together():
             if group.leads:
                 saved, parts = self._checkpoint()

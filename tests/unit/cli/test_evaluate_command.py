@@ -6,6 +6,7 @@ import pytest
 
 from polyarm.cli.evaluate import EvalCommand, output_folder, parse
 from polyarm.cli.main import main
+from polyarm.rollout import runlock
 from polyarm.rollout.options import EvalOptions
 
 EVAL = ["eval", "--policy", "random", "--task", "toy/count-3,toy/count-10", "--episodes", "3"]
@@ -152,6 +153,20 @@ def test_a_job_that_is_started_again_and_again_does_not_start_over(
     code, _, err = polyarm(*EVAL, *SMALL, "--fresh", capsys=capsys)
     assert code == 2
     assert message in err
+
+
+def test_a_job_that_is_queued_again_on_another_host_gets_its_folder_back(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(runlock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(runlock, "STALE_S", 0.3)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    (tmp_path / "run").mkdir()
+    for job, status in (("4712", 2), ("4711", 0)):
+        holder = {"host": "elsewhere", "pid": 7, "job": f"SLURM job {job}"}
+        (tmp_path / "run" / ".rank0.lock").write_text(json.dumps(holder))
+        code, _, err = polyarm(*EVAL, *SMALL, "--out", "run", capsys=capsys)
+        assert code == status, err
 
 
 def test_a_dry_run_estimates_and_leaves_nothing(tmp_path, capsys):

@@ -4,7 +4,7 @@ import pytest
 
 from polyarm.display.rank import local_rank
 from polyarm.distributed import slurm
-from polyarm.distributed.members import member, why_not_fresh
+from polyarm.distributed.members import member, successors_of, why_not_fresh
 from polyarm.distributed.ranks import Rank
 
 STEP = {
@@ -125,6 +125,16 @@ def test_ranks_that_torchrun_has_restarted_at_another_port_are_still_the_same_jo
 def test_torchruns_in_steps_of_one_job_are_told_apart():
     steps = ({**HOSTS, "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in "01")
     assert len({member(Rank(0, 2), each).job for each in steps}) == 2
+
+
+def test_a_job_that_slurm_queues_again_takes_its_own_place_whatever_it_runs():
+    for started in ({}, STEP, HOST, HOSTS, {**ARRAY, "SLURM_JOB_ID": "4711"}):
+        first = {**started, "SLURM_JOB_ID": "4711"}
+        again = {**first, **REQUEUED, "MASTER_ADDR": "b", "SLURM_STEP_ID": "0"}
+        names = {successors_of(Rank.current(each), each) for each in (first, again)}
+        assert names == {"SLURM job 4711"}
+    assert successors_of(Rank(0, 1), {}) == ""
+    assert successors_of(Rank(0, 2), HOST) == member(Rank(0, 2), HOST).job
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """``polyarm train`` says what it is, what it does, and what it had done when it was stopped."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 from polyarm.cli import train as command
 from polyarm.cli.main import main
+from polyarm.rollout import runlock
 
 pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
@@ -143,6 +145,20 @@ def test_a_training_that_is_finished_says_so_and_what_it_has(capsys):
         "this training is finished already: 2 updates, 16 env steps; more --train-updates go on"
     )
     assert how_to_evaluate == first.splitlines()[-1]
+
+
+def test_a_job_that_is_queued_again_on_another_host_gets_its_folder_back(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(runlock, "_LOOK_S", 0.01)
+    monkeypatch.setattr(runlock, "STALE_S", 0.3)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    (tmp_path / "run").mkdir()
+    for job, status in (("4712", 2), ("4711", 0)):
+        holder = {"host": "elsewhere", "pid": 7, "job": f"SLURM job {job}"}
+        (tmp_path / "run" / "lock").write_text(json.dumps(holder))
+        code, _, err = polyarm(*TRAIN, "--train-updates", "1", "--out", "run", capsys=capsys)
+        assert code == status, err
 
 
 def test_a_folder_of_another_training_is_refused_in_one_message(capsys):
