@@ -71,7 +71,36 @@ def test_the_ranks_that_a_killed_one_leaves_say_so_in_one_message(tmp_path):
         code, _, err = first.end(40)
     said = err.splitlines()[-1]
     assert code == 2
-    assert said.startswith("rank=0 polyarm: another rank has ended, or does not answer any more: ")
+    assert said.startswith("rank=0 polyarm: another rank has ended, or does not answer any more")
+
+
+RESTARTED = """
+import os
+from polyarm.cli import train
+from polyarm.cli.main import main
+
+line = train._line
+
+def line_or_death(update, updates):
+    if update.number == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os._exit(9)
+    return line(update, updates)
+
+train._line = line_or_death
+main(["train", "--task", "toy/count-10", "--num-envs", "1", "--num-workers", "0", "--horizon", "4",
+      "--train-hidden", "8", "--train-updates", "4", "--eval-every", "0", "--checkpoint-every", "1",
+      "--out", "run", "--fresh"])
+"""
+
+
+def test_ranks_that_torchrun_restarts_do_not_start_over_again(tmp_path):
+    (tmp_path / "rank.py").write_text(RESTARTED)
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    with launching.Command([*torchrun, "rank.py"], {}, tmp_path) as launcher:
+        code, out, err = launcher.end()
+    assert code == 0, err
+    assert "went on from update 2, exactly" in out
+    assert out.count("update=1/4") == 1
 
 
 SIGNALLED = """

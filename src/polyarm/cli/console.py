@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 
 from rich.console import Console
@@ -31,6 +32,12 @@ def table(*headings: str, title: str | None = None) -> Table:
     for heading in headings:
         made.add_column(heading, overflow="fold")
     return made
+
+
+def command_to_go_on() -> str:
+    """This command line, without what would start over."""
+    words = [word for word in sys.argv[1:] if word != "--fresh"]
+    return shlex.join(["polyarm", *words])
 
 
 def log_to(errors: Console, mark: str = "") -> None:

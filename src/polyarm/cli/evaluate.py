@@ -11,9 +11,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import math
-import shlex
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -202,10 +200,8 @@ def _exit_code(results: Results, options: EvalOptions, causes: Sequence[int]) ->
 
 
 def _how_to_go_on(missing: int | None = None) -> str:
-    words = [word for word in sys.argv[1:] if word != "--fresh"]  # which would start over
-    command = " ".join(shlex.quote(word) for word in ["polyarm", *words])
     what = f"{missing} episodes are missing; go" if missing else "go"
-    return escape(f"{what} on where this run stopped with: {command}")
+    return escape(f"{what} on where this run stopped with: {console.command_to_go_on()}")
 
 
 def _announcement(

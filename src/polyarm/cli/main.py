@@ -82,9 +82,10 @@ _TRAIN_EXAMPLES = f"""
 Each update plays --horizon decisions in every env, estimates advantages (GAE), and follows the
 clipped surrogate for --epochs epochs of --minibatches minibatches (PyTorch). Every --eval-every
 updates the policy plays held-out episodes by the suite's own rules. The folder --out holds
-checkpoint.pt, metrics.jsonl and curve.png; after Ctrl-C, SIGTERM or a crash, the same command goes
-on from the checkpoint. Under torchrun ranks share gradients and hold the same weights.
-Exit code 1 if every step failed; 3 if it was stopped early, 75 by a signal, 130 by Ctrl-C.
+checkpoint.pt, metrics.jsonl and curve.png; after Ctrl-C, SIGTERM or a crash, the same command
+without --fresh goes on from the checkpoint. Under torchrun ranks share gradients and hold the same
+weights. Exit code 1 if every step failed; 2 if something is wrong, or another rank has ended; 3 if
+it was stopped early, 75 by a signal, 130 by Ctrl-C.
 
 examples:
   polyarm train --task gym/CartPole-v1 --train-updates 20 --train-lr 1e-3

@@ -1,7 +1,8 @@
 """``polyarm train``: a line for each update, and what was done in the end.
 
-Exit codes: 0 done; 1 every step failed; 3 stopped before the last update, the same command goes on;
-75 likewise, by a signal as clusters send it; 130 interrupted, likewise.
+Exit codes: 0 done; 1 every step failed; 2 something is wrong, said in one message; 3 stopped before
+the last update, the same command goes on; 75 likewise, by a signal as clusters send it; 130
+interrupted, likewise.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from rich.console import Console
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
 from polyarm.cli.signals import signals_stop
+from polyarm.distributed import slurm
 from polyarm.distributed.ranks import Share
-from polyarm.errors import StoppedEarly
+from polyarm.errors import RunConflict, StoppedEarly
 from polyarm.training.options import TrainOptions
 from polyarm.training.ppo import Update
 from polyarm.training.run import Stop, Training, train
@@ -52,21 +54,30 @@ def run(options: TrainOptions) -> int:
         except StoppedEarly as error:
             errors.print(f"{share.rank.mark}polyarm: {error}", markup=False, soft_wrap=True)
             return _stopped_by(signals.caught)
+        except RunConflict as error:
+            if slurm.array_task() is None:
+                raise
+            raise RunConflict(
+                f"{error}. Tasks of an array train each for itself: give each a folder of its own,"
+                f" such as --out runs/$SLURM_ARRAY_TASK_ID, or run one after the other (%1)"
+            ) from error
         # Later signals stop nothing: once a rank has left, its launcher ends the others.
         causes = tuple(signals.caught)
         if leads:
             for line in _conclusion(done, options, time.perf_counter() - began):
                 out.print(line, markup=False, soft_wrap=True, highlight=False)
-            _tell_problems(done, errors)
+            _tell_problems(done, share, errors)
         return _exit_code(done, causes)
 
 
-def _tell_problems(done: Training, errors: Console) -> None:
+def _tell_problems(done: Training, share: Share, errors: Console) -> None:
     if done.last_error:
         said = done.last_error.partition("\n")[0]
         errors.print(f"the last error: {said}", markup=False, soft_wrap=True)
     if done.stopped:
-        errors.print("polyarm: stopped with a checkpoint; the same command goes on from there")
+        as_before = f", on {share.rank.world} ranks again," if share.rank.world > 1 else ""
+        again = f"polyarm: stopped with a checkpoint; go on from there{as_before} with: "
+        errors.print(again + console.command_to_go_on(), markup=False, soft_wrap=True)
     elif _in_vain(done):
         errors.print("polyarm: every step failed, so nothing was learnt")
 

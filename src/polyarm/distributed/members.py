@@ -25,12 +25,14 @@ def member(rank: Rank, environment: Mapping[str, str] = os.environ) -> Member | 
         return Member(number, task.count * rank.world, job, together=False)
     if rank.world == 1:
         return None
-    return Member(rank.number, rank.world, ranks_of(rank, environment))
+    return Member(rank.number, rank.world, _job(environment))
 
 
-def ranks_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
-    """What all ranks of this job have in common, and those of no other; "" of a process alone."""
-    return "" if rank.world == 1 else _job(environment)
+def starter_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
+    """What one command starts several times, or on several processes; "" where it does once."""
+    if (seat := member(rank, environment)) is not None:
+        return seat.job
+    return _job(environment) if TORCHRUN in environment else ""
 
 
 def successors_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
@@ -38,8 +40,9 @@ def successors_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> st
 
     "" if nothing would be. SLURM queues a job again under the same number, whatever it runs.
     """
-    job = environment.get("SLURM_JOB_ID")
-    return f"SLURM job {job}" if job else ranks_of(rank, environment)
+    if job := environment.get("SLURM_JOB_ID"):
+        return f"SLURM job {job}"
+    return "" if rank.world == 1 else _job(environment)
 
 
 def why_not_fresh(seat: Member | None, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -56,13 +59,23 @@ def why_not_fresh(seat: Member | None, environment: Mapping[str, str] = os.envir
             "--fresh does not go with an array job: each of its tasks would forget what the others"
             " have done. Clear the folder before, or choose another with --out."
         )
+    return why_not_anew(environment, alone=seat is None)
+
+
+def why_not_anew(environment: Mapping[str, str] = os.environ, *, alone: bool) -> str | None:
+    """As `why_not_fresh`, of a job that shares its folder with no other task of its array.
+
+    Args:
+        environment: What the launcher says.
+        alone: Whether it is a single process.
+    """
     # Steps of srun have the same name after a requeue, and go on; a new torchrun has a new one.
-    if slurm.restarts(environment) and (seat is None or TORCHRUN in environment):
+    if slurm.restarts(environment) and (alone or TORCHRUN in environment):
         return (
             "SLURM has requeued this job, and --fresh would forget what it has done before; leave"
             " --fresh out of jobs that may be requeued"
         )
-    if seat is not None and "SLURM_JOB_ID" not in environment and not _on_one_host(environment):
+    if not alone and "SLURM_JOB_ID" not in environment and not _on_one_host(environment):
         return (
             "--fresh does not go with ranks on several hosts outside of SLURM: nothing tells them"
             " from those of an earlier job. Clear the folder before, or choose another with --out."

@@ -59,6 +59,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return saved
 
 
+def was_written_by(path: Path, job: str) -> bool:
+    """Whether a checkpoint is one that this job has written; "" is no job."""
+    try:
+        return bool(job) and read_checkpoint(path).get("job") == job
+    except PolicyError:
+        return False
+
+
 def require_same(saved: dict[str, Any], options: TrainOptions, path: Path) -> None:
     """Refuse to go on from a checkpoint with options that shape the training otherwise.
 

@@ -31,6 +31,7 @@ class Logbook:
         folder: Where it is.
         options: What is run.
         job: What starts this process again if it ends, see `RunLock`.
+        fresh: Whether to forget what an earlier run has left.
 
     Raises:
         RunConflict: Somebody else is using it.
@@ -38,7 +39,9 @@ class Logbook:
         StorageError: It cannot be written to; so do all methods.
     """
 
-    def __init__(self, folder: Path, options: TrainOptions, job: str = "") -> None:
+    def __init__(
+        self, folder: Path, options: TrainOptions, job: str = "", *, fresh: bool = False
+    ) -> None:
         self.folder = folder
         self._options = options
         for sink in options.sinks:
@@ -46,7 +49,7 @@ class Logbook:
         with _writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(folder / "lock", job=job)
-            if options.fresh:
+            if fresh:
                 self._forget()
         self._sinks: list[ScalarLog] = []
 

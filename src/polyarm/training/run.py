@@ -9,13 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyarm.distributed.members import successors_of
-from polyarm.distributed.ranks import Share
+from polyarm.distributed.members import starter_of, successors_of, why_not_anew
+from polyarm.distributed.ranks import Rank, Share
 from polyarm.distributed.torchrun import ProcessGroup, process_group
-from polyarm.errors import PolicyError
+from polyarm.errors import InvalidCall, PolicyError
 from polyarm.policies.torch import weights_digest
 from polyarm.rollout.options import seconds
-from polyarm.training.checkpoints import NAME, read_checkpoint, require_same, write_checkpoint
+from polyarm.training.checkpoints import (
+    NAME,
+    read_checkpoint,
+    require_same,
+    was_written_by,
+    write_checkpoint,
+)
 from polyarm.training.devices import chosen_device, require_gpus_apart, threads
 from polyarm.training.examination import Examination
 from polyarm.training.logbook import Logbook
@@ -93,20 +99,23 @@ def train(
         StoppedEarly: It was stopped while it waited for the other ranks.
         RankLost: Another rank has ended, or has not come.
         UnknownName: A suite, task or option does not exist.
-        InvalidCall: The options make no sense, or the envs' spaces are not supported.
+        InvalidCall: The options make no sense, or the envs' spaces are not supported; or a job that
+            was queued again would start over.
         RunConflict: The folder holds another training, or is in use by one.
         PolicyError: Rewards, observations or gradients are no finite numbers.
     """
     options.check()
-    import_torch()
     share, stop = share or Share.current(options), stop or Stop()
+    if options.fresh and (why := why_not_anew(alone=share.rank.world == 1)) is not None:
+        raise InvalidCall(why)
+    import_torch()
     with ExitStack() as stack:
         # First of all: a rank that ends from now on is noticed by the others at once.
         group = stack.enter_context(process_group(share.rank, lambda: stop.asked))
         book = None
         with group.together():
             if options.out is not None and group.leads:
-                book = Logbook(Path(options.out), options, successors_of(share.rank))
+                book = _logbook(Path(options.out), options, share.rank)
                 stack.callback(book.close)
         # The workers are there before anything asks for a GPU. Those of evaluations, and those that
         # replace others, come later: they are forked by a process that never loads CUDA.
@@ -120,6 +129,12 @@ def train(
         usual = stack.enter_context(threads(1))
         learner = Learner(options, play, group, device=device, usual_threads=usual)
         return _Run(options, learner, group, book, examination, stop).to_the_end(progress)
+
+
+def _logbook(folder: Path, options: TrainOptions, rank: Rank) -> Logbook:
+    # A job that was restarted, or is one of a chain, goes on with what it has begun.
+    anew = options.fresh and not was_written_by(folder / NAME, starter_of(rank))
+    return Logbook(folder, options, successors_of(rank), fresh=anew)
 
 
 class _Run:
@@ -209,6 +224,7 @@ class _Run:
                 "meaning": meaning_of(learner.play.envs.specs),
                 "progress": progress,
                 "ranks": ranks,
+                "job": starter_of(self._group.rank),
                 **learner.state_dict(),
             }
             write_checkpoint(path, saved)

@@ -4,7 +4,7 @@ import pytest
 
 from polyarm.display.rank import local_rank
 from polyarm.distributed import slurm
-from polyarm.distributed.members import member, successors_of, why_not_fresh
+from polyarm.distributed.members import member, starter_of, successors_of, why_not_fresh
 from polyarm.distributed.ranks import Rank
 
 STEP = {
@@ -120,6 +120,13 @@ def test_who_may_start_over_and_who_would_forget_what_was_done(environment, why)
 def test_ranks_that_torchrun_has_restarted_at_another_port_are_still_the_same_job():
     again = {**HOST, "MASTER_PORT": "29501", "TORCHELASTIC_RESTART_COUNT": "1"}
     assert member(Rank(0, 2), HOST).job == member(Rank(0, 2), again).job
+
+
+def test_a_command_that_nothing_repeats_has_no_starter():
+    alone = {**HOST, "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    assert starter_of(Rank(0, 1), {"SLURM_JOB_ID": "4711"}) == starter_of(Rank(0, 1), {}) == ""
+    assert starter_of(Rank(0, 1), alone) == starter_of(Rank(0, 2), HOST) != ""
+    assert starter_of(Rank(0, 1), ARRAY) == "SLURM array 4711"
 
 
 def test_torchruns_in_steps_of_one_job_are_told_apart():

@@ -278,6 +278,20 @@ def test_other_options_are_refused_but_more_updates_are_not(tmp_path):
     assert train(toy(train_lr=0.1, train_updates=2, out=str(tmp_path))).resumed == 1
 
 
+def test_a_job_that_is_started_several_times_starts_over_once(tmp_path, monkeypatch):
+    """As tasks of an array, one after the other; ranks that torchrun restarts have a job, too."""
+
+    def resumed(updates):
+        return train(toy(fresh=True, train_updates=updates, out=str(tmp_path))).resumed
+
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    for job in ("7", "8"):
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", job)
+        assert [resumed(1), resumed(2)] == [0, 1]
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID")
+    assert [resumed(1), resumed(1)] == [0, 0]
+
+
 def test_a_checkpoint_is_whole_or_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint.pt"
     write_checkpoint(path, {"agent": {}, "number": 1})

@@ -105,6 +105,36 @@ def test_a_training_whose_steps_all_fail_does_not_pass_for_one(capsys):
     assert "every step failed" in err
 
 
+def test_the_command_that_goes_on_does_not_start_over(capsys, monkeypatch):
+    words = [*TRAIN, "--stop-after", "0.01s", "--fresh"]
+    monkeypatch.setattr("sys.argv", ["polyarm", *words])
+    code, _, err = polyarm(*words, capsys=capsys)
+    assert code == 3
+    line = err.splitlines()[-1]
+    assert line.endswith(f"go on from there with: polyarm {' '.join(words[:-1])}")
+
+
+def test_a_job_that_was_queued_again_does_not_start_over(capsys, monkeypatch, here):
+    polyarm(*TRAIN, "--train-updates", "1", "--out", "run", capsys=capsys)
+    kept = (here / "run" / "checkpoint.pt").read_bytes()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    code, _, err = polyarm(*TRAIN, "--fresh", "--out", "run", capsys=capsys)
+    assert code == 2
+    assert "requeued" in err
+    assert (here / "run" / "checkpoint.pt").read_bytes() == kept
+
+
+def test_tasks_of_an_array_are_told_to_use_folders_of_their_own(capsys, monkeypatch):
+    line = [*TRAIN, "--train-updates", "1", "--out", "run"]
+    polyarm(*line, "--seed", "1", capsys=capsys)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+    code, _, err = polyarm(*line, "--seed", "2", capsys=capsys)
+    assert code == 2
+    assert "seed was 1 and is 2" in err
+    assert "--out runs/$SLURM_ARRAY_TASK_ID" in err
+
+
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)],
@@ -128,7 +158,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(
         code, out, err = polyarm(*line, capsys=capsys)
     assert code == status
     assert "2 updates, " in out
-    assert "the same command goes on" in err
+    assert "stopped with a checkpoint; go on from there with: polyarm " in err
     code, out, _ = polyarm(*line, capsys=capsys)
     assert code == 0
     assert out.startswith("update=3/4 ")
