@@ -14,7 +14,7 @@ from typing import Any
 
 from polyarm.distributed.meeting import meet
 from polyarm.distributed.ranks import Rank
-from polyarm.errors import MissingExtra, PolyarmError, RankLost
+from polyarm.errors import MissingExtra, PolyarmError, RankLost, StoppedEarly
 
 _TIMEOUT_S = 3600.0
 """Of slow simulators one rank may wait long for another; a rank that died is noticed at once."""
@@ -85,6 +85,7 @@ class ProcessGroup:
         """If a rank cannot do what is in the block, which may be one rank's only, none goes on.
 
         Raises:
+            StoppedEarly: On all of them, where one was stopped.
             RankLost: On those that could, with what the others say.
         """
         own: PolyarmError | None = None
@@ -92,11 +93,14 @@ class ProcessGroup:
             yield
         except PolyarmError as error:
             own = error
-        everyone = self.gather(None if own is None else str(own))
+        everyone = self.gather(None if own is None else (isinstance(own, StoppedEarly), str(own)))
         if own is not None:
             raise own
-        for number, said in enumerate(everyone):
-            if said is not None:
+        for number, told in enumerate(everyone):
+            if told is not None:
+                stopped, said = told
+                if stopped:
+                    raise StoppedEarly(said)
                 raise RankLost(f"rank {number} could not go on: {said}")
 
     @contextmanager

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class RunLock:
         path: The lock's file.
         job: What has started this process; its predecessor in the same job, on another host, is
             waited for: it was killed, or it would not have been replaced.
+        waiting: Called now and then meanwhile; what it raises ends the wait.
         **about: What others may read in it, beside who holds it.
 
     Attributes:
@@ -44,9 +46,17 @@ class RunLock:
         RunConflict: Somebody who is alive holds it.
     """
 
-    def __init__(self, path: Path, *, job: str = "", **about: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        job: str = "",
+        waiting: Callable[[], None] = lambda: None,
+        **about: Any,
+    ) -> None:
         self.path = path
         self._me = {**_this_process(), "job": job, **about}
+        self._waiting = waiting
         self._held = False
         self._beaten_at = time.monotonic()
         self._released = threading.Event()
@@ -140,6 +150,7 @@ class RunLock:
                     "%s is held by %s; waiting until that is known to be gone", folder, who
                 )
             told = True
+            self._waiting()
             time.sleep(_LOOK_S)
 
     def _succeeds(self, holder: dict[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +32,7 @@ class Logbook:
         options: What is run.
         job: What starts this process again if it ends, see `RunLock`.
         fresh: Whether to forget what an earlier run has left.
+        waiting: Called while a predecessor in the same job is waited for; it may raise.
 
     Raises:
         RunConflict: Somebody else is using it.
@@ -40,7 +41,13 @@ class Logbook:
     """
 
     def __init__(
-        self, folder: Path, options: TrainOptions, job: str = "", *, fresh: bool = False
+        self,
+        folder: Path,
+        options: TrainOptions,
+        job: str = "",
+        *,
+        fresh: bool = False,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self._options = options
@@ -48,7 +55,7 @@ class Logbook:
             require_sink(sink)
         with _writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = RunLock(folder / "lock", job=job)
+            self._lock = RunLock(folder / "lock", job=job, waiting=waiting)
             if fresh:
                 self._forget()
         self._sinks: list[ScalarLog] = []

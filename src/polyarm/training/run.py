@@ -12,7 +12,7 @@ from typing import Any
 from polyarm.distributed.members import starter_of, successors_of, why_not_anew
 from polyarm.distributed.ranks import Rank, Share
 from polyarm.distributed.torchrun import ProcessGroup, process_group
-from polyarm.errors import InvalidCall, PolicyError
+from polyarm.errors import InvalidCall, PolicyError, StoppedEarly
 from polyarm.policies.torch import weights_digest
 from polyarm.rollout.options import seconds
 from polyarm.training.checkpoints import (
@@ -96,7 +96,7 @@ def train(
 
     Raises:
         MissingExtra: PyTorch, or a dashboard's package, is not installed.
-        StoppedEarly: It was stopped while it waited for the other ranks.
+        StoppedEarly: It was stopped while it waited for the other ranks, or for its folder.
         RankLost: Another rank has ended, or has not come.
         UnknownName: A suite, task or option does not exist.
         InvalidCall: The options make no sense, or the envs' spaces are not supported; or a job that
@@ -115,7 +115,7 @@ def train(
         book = None
         with group.together():
             if options.out is not None and group.leads:
-                book = _logbook(Path(options.out), options, share.rank)
+                book = _logbook(Path(options.out), options, share.rank, stop)
                 stack.callback(book.close)
         # The workers are there before anything asks for a GPU. Those of evaluations, and those that
         # replace others, come later: they are forked by a process that never loads CUDA.
@@ -131,10 +131,14 @@ def train(
         return _Run(options, learner, group, book, examination, stop).to_the_end(progress)
 
 
-def _logbook(folder: Path, options: TrainOptions, rank: Rank) -> Logbook:
+def _logbook(folder: Path, options: TrainOptions, rank: Rank, stop: Stop) -> Logbook:
+    def waiting() -> None:
+        if stop.asked:
+            raise StoppedEarly(f"stopped while waiting for {folder}; nothing was begun")
+
     # A job that was restarted, or is one of a chain, goes on with what it has begun.
     anew = options.fresh and not was_written_by(folder / NAME, starter_of(rank))
-    return Logbook(folder, options, successors_of(rank), fresh=anew)
+    return Logbook(folder, options, successors_of(rank), fresh=anew, waiting=waiting)
 
 
 class _Run:

@@ -8,6 +8,7 @@ from launching import Command, srun
 
 from polyarm.distributed import torchrun
 from polyarm.distributed.ranks import Rank
+from polyarm.errors import PolicyError, RankLost, StoppedEarly
 
 pytest.importorskip("torch")
 
@@ -102,3 +103,19 @@ def test_tensors_of_gpus_travel_in_a_group_of_their_own(monkeypatch):
         group.total([on_gpu, on_cpu])
         group.broadcast([on_gpu, on_cpu])
     assert told == ["nccl", "gpus", None, "gpus", None, "no more gpus"]
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [((False, "no room"), "rank 1 could not go on: no room"), ((True, "stopped"), "stopped")],
+)
+def test_what_one_rank_cannot_do_none_goes_on_from(monkeypatch, said, raised):
+    group = torchrun.ProcessGroup(Rank(0, 2))
+    monkeypatch.setattr(group, "gather", lambda own: [own, None])
+    with group.together():
+        pass
+    with pytest.raises(PolicyError, match="ours"), group.together():
+        raise PolicyError("ours")
+    monkeypatch.setattr(group, "gather", lambda own: [own, said])
+    with pytest.raises(StoppedEarly if said[0] else RankLost, match=raised), group.together():
+        pass

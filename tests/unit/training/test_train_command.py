@@ -135,6 +135,18 @@ def test_tasks_of_an_array_are_told_to_use_folders_of_their_own(capsys, monkeypa
     assert "--out runs/$SLURM_ARRAY_TASK_ID" in err
 
 
+def test_a_signal_ends_the_wait_for_a_predecessor(capsys, monkeypatch, here):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    (here / "run").mkdir()
+    holder = {"host": "elsewhere", "pid": 7, "job": "SLURM job 4711"}
+    (here / "run" / "lock").write_text(json.dumps(holder))
+    told = "polyarm.rollout.runlock._log.warning"
+    monkeypatch.setattr(told, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = polyarm(*TRAIN, "--out", "run", capsys=capsys)
+    assert code == 75
+    assert "polyarm: stopped while waiting for run; nothing was begun" in err
+
+
 @pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)],
