@@ -66,8 +66,8 @@ class TrainOptions(NamesTasks):
         out: Folder for checkpoint, metrics, curve and logs; by default runs/ppo-TASK. The same
             command again goes on from the checkpoint.
         checkpoint_every: Updates between checkpoints; 0 for one at the end only.
-        fresh: Forget what an earlier run has left in the folder. Refused in a SLURM job that was
-            queued again; ranks that torchrun restarts go on instead.
+        fresh: Forget what an earlier run has left in the folder. A job that is started again goes
+            on instead, or is refused where it cannot tell.
         stop_after: Write a checkpoint and stop after so long, such as 3h50m.
         report_to: Also log to tensorboard, wandb or trackio; several are separated by commas.
         amp: On a GPU, whether networks compute in bfloat16.
