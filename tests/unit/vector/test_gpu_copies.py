@@ -1,6 +1,7 @@
-"""Copies to a GPU where there is none: the CPU takes its place, and streams run at once.
+"""Copies to a GPU where there is none: the CPU takes its place, and streams put their work off.
 
-What only CUDA can show (asynchronous copies, pinned memory) is in `tensor_checks.GPU_CHECKS`.
+What only CUDA can show (copies beside the host's work, pinned memory) is in
+`tensor_checks.GPU_CHECKS`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ def test_rows_and_slots_arrive_as_on_the_cpu(check, cuda):
     check("cpu")
     assert cuda.calls >= 1
     assert not cuda.pinned
+
+
+def test_a_trainer_that_lags_behind_gets_what_was_observed(cuda):
+    """Its stream has done nothing when rows, and what they were copied to, are due to be reused."""
+    tensor_checks.check_a_busy_trainer_neither_tears_nor_delays("cpu")
+    streams = [stream for stream in stand_in_cuda.Stream.made if stream.lazy]
+    assert len(streams) == 3  # of the copies and the trainer's two
+    assert all(stream.begun == stream.done > 0 for stream in streams)
 
 
 def test_a_step_waits_for_the_copy_of_the_row_it_overwrites_and_for_no_other(cuda, make_any):
