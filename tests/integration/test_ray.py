@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 import ray
 from ray_cluster import ray_cluster
+from ray_policies import Deadly, Leaning, Patient, Placed, Stuck
 
 import polyarm
-from polyarm.contracts import Batch
 from polyarm.errors import HostLimit, InvalidCall, PolicyError
 from polyarm.testing import SleepyPolicy
 
@@ -51,20 +50,6 @@ def test_a_program_that_is_connected_is_told_so_when_it_asks_for_another_cluster
         polyarm.evaluate("zero", "toy/count-3", ray="local")
 
 
-class Leaning:
-    """Acts by what it sees, what it is told, and noise; and says how large its batches were."""
-
-    row_independent = True
-
-    def begin(self, episodes):
-        pass
-
-    def act(self, batch: Batch):
-        noise = batch.noise(3, 4)
-        lean = batch.obs["state"][:, None, :4] + batch.steps[:, None, None]
-        return np.tanh(noise + lean).astype(np.float32)
-
-
 @pytest.mark.simulator
 def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them():
     how = {"episodes": 3, "num_envs": 2, "suite_options": ("max_steps=30",)}
@@ -76,23 +61,9 @@ def test_a_policy_of_ours_acts_alike_on_all_nodes_or_for_all_of_them():
     assert experts == facts(polyarm.evaluate("expert", SAWYERS, **how))
 
 
-class Stuck(Leaning):
-    """Does not answer."""
-
-    def act(self, batch):
-        time.sleep(600)
-
-
 def test_a_policy_that_hangs_on_a_node_ends_the_run_with_its_error():
     with pytest.raises(PolicyError, match=r"not answered for 1 s.*toy/count-3"):
         polyarm.evaluate(Stuck(), "toy/count-3", ray="auto", policy_timeout="1s", num_envs=2)
-
-
-class Deadly(Leaning):
-    """Takes its process with it."""
-
-    def act(self, batch):
-        os._exit(1)
 
 
 def test_a_central_policy_that_is_lost_ends_the_run_with_its_error():
@@ -229,19 +200,6 @@ def test_a_node_that_joins_is_used(nodes):
     assert {episode.outcome for episode in results.episodes} == {"success"}
 
 
-class Placed(Leaning):
-    """Notes where it acts, and what its process has been given of that node."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def act(self, batch):
-        context = ray.get_runtime_context()
-        note = self.folder / context.get_node_id()
-        note.write_text(json.dumps(context.get_assigned_resources()))
-        return super().act(batch)
-
-
 def notes(folder):
     return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
 
@@ -283,19 +241,6 @@ def test_a_node_that_renders_for_a_batch_gives_a_share_of_its_gpu(nodes):
     with polyarm.make_vec("toy/count-3", num_envs=3, **how) as envs:
         gpus = {node: share.get("GPU") for node, (_, share) in given(envs).items()}
     assert [gpus[node.node_id] for node in nodes.added] == [None, None, 0.25]
-
-
-class Patient(Placed):
-    """Takes its time until it is told to hurry, so that whoever starts last gets episodes, too."""
-
-    @property
-    def gate(self):
-        return self.folder.with_name("hurry")
-
-    def act(self, batch):
-        if not self.gate.exists():
-            time.sleep(1)
-        return super().act(batch)
 
 
 @pytest.mark.simulator

@@ -1,0 +1,142 @@
+"""One policy for all nodes, and nodes that cannot play; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import polyarm
+from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
+from polyarm.distributed.ray import hosts as hosts_module
+from polyarm.distributed.ray.central import PolicyServer
+from polyarm.distributed.ray.hosts import Host, Hosts
+from polyarm.distributed.ray.node import Facts
+from polyarm.distributed.ray.placement import Node, place
+from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict
+from polyarm.rollout.plan import group_tasks
+
+
+def node(cpus=4.0, gpus=0.0, memory=8 << 30):
+    return Node("0123456789ab", "10.0.0.1", cpus, gpus, memory)
+
+
+# One policy for all nodes.
+
+
+class Recording:
+    """Acts by noise; remembers what it was asked about."""
+
+    def __init__(self):
+        self.begun, self.batches = [], []
+
+    def begin(self, episodes):
+        self.begun += episodes
+
+    def act(self, batch):
+        self.batches.append(batch.keys)
+        return PolicyOutput(batch.noise(2, 4), {"row": np.arange(len(batch))})
+
+
+def question(count, first):
+    chosen = tuple(EpisodeKey("toy", "count-3", first + row) for row in range(count))
+    return Batch(
+        {"state": np.zeros((count, 4), np.float32)},
+        chosen,
+        ("",) * count,
+        np.zeros(count, np.int64),
+        tuple(key.generator() for key in chosen),
+    )
+
+
+def toy_group():
+    return group_tasks(["toy/count-3"], polyarm.EvalOptions())[0]
+
+
+def test_what_all_playing_nodes_ask_is_decided_at_once():
+    policy, one, two = Recording(), question(2, 0), question(3, 10)
+
+    async def play():
+        server = PolicyServer(1, 60.0, str(Path.cwd()))
+        await server.load(policy, toy_group())
+        await server.begin("one", one.keys)
+        await server.begin("two", two.keys)
+        await server.begin("three", two.keys)
+        await server.forget("three")
+        return await asyncio.gather(server.act("one", one), server.act("two", two))
+
+    first, second = asyncio.run(play())
+    assert policy.batches == [one.keys + two.keys]
+    assert second.extras["row"].tolist() == [2, 3, 4]
+    noise = one.keys[1].generator().standard_normal((2, 4), dtype=np.float32)
+    np.testing.assert_array_equal(first.actions[1], noise)
+
+
+def test_a_node_that_was_given_up_is_not_answered():
+    async def play():
+        server = PolicyServer(1, 60.0, str(Path.cwd()))
+        await server.load(Recording(), toy_group())
+        await server.forget("one")
+        await server.act("one", question(1, 0))
+
+    with pytest.raises(InvalidCall, match="given up"):
+        asyncio.run(play())
+
+
+# Nodes that cannot play.
+
+
+class Answers:
+    """Stands for Ray where a node has answered."""
+
+    def __init__(self, facts):
+        self.facts = facts
+
+    def wait(self, answers, timeout):
+        return answers, []
+
+    def get(self, answer):
+        return self.facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "said"),
+    [
+        (Facts({"tasks": {}}, ["mujoco for metaworld (pip install it)"]), MissingExtra, "mujoco"),
+        (Facts({"tasks": {"a": {"mujoco": "3.4"}}}, []), RunConflict, "'3.3' here, '3.4' there"),
+    ],
+)
+def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, said):
+    options = polyarm.EvalOptions(ray="auto")
+    cluster = SimpleNamespace(ray=Answers(facts))
+    hosts = Hosts(cluster, options, [], policy=False)
+    host = Host(node(), "one", None, place(node(), 2, 0, policy=False, frames=False), "answer")
+    with pytest.raises(error, match=said) as refused:
+        hosts.examine(host, {"tasks": {"a": {"mujoco": "3.3", "env": "source"}}})
+    assert "10.0.0.1 (01234567)" in str(refused.value)
+    assert not host.ready
+
+
+def test_a_node_in_which_not_even_one_env_fits_is_left_out(caplog):
+    """Videos cost memory, too, where the policy sees none of them."""
+    small = node(memory=200 << 20)  # Meta-World's envs take 110 MiB, or 290 with a camera
+    cluster = SimpleNamespace(ray=None, nodes=lambda: [small])
+    options = polyarm.EvalOptions(record="all")
+    hosts = Hosts(cluster, options, group_tasks(["metaworld/reach-v3"], options), policy=False)
+    hosts.look()
+    assert "node 10.0.0.1 (01234567) is left out" in caplog.text
+    with pytest.raises(HostLimit, match="200 MiB, one env takes 290 MiB"):
+        hosts.require_some()
+
+
+def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(hosts_module, "LONG_S", 0.0)
+    monkeypatch.setattr(hosts_module, "_LOOK_FOR_NODES_S", 0.0)
+    cluster = SimpleNamespace(ray=None, nodes=list)
+    hosts = Hosts(cluster, polyarm.EvalOptions(), [], policy=False)
+    hosts.look()
+    hosts.look()
+    assert caplog.text.count("ray status") == 1
