@@ -18,7 +18,7 @@ from ray_cluster import ray_cluster
 from ray_policies import Deadly, Leaning, Patient, Placed, Stuck
 
 import polyarm
-from polyarm.errors import HostLimit, InvalidCall, PolicyError
+from polyarm.errors import HostLimit, InvalidCall, PolicyError, WorkerError
 from polyarm.testing import SleepyPolicy
 
 TOYS = ["toy/count-3", "toy/count-10", "toy/count-50"]
@@ -160,6 +160,28 @@ def test_slots_of_a_lost_actor_deliver_an_error_and_go_on_with_their_next_episod
         stream = 2**32
         assert (envs.episodes - stream).tolist() == [0, 1, 6, 7]
         assert obs["state"][:, 1].tolist() == [3, 3, 0, 0]
+
+
+def test_a_call_that_finds_an_actor_lost_says_so_once_and_the_next_step_ends_its_episodes():
+    with polyarm.make_vec("toy/count-10", num_envs=4, hosts="ray") as envs:
+        envs.set_attr("length", [10, 10, 11, 11])
+        envs.reset(seed=1)
+        actions = np.zeros((4, 2), np.float32)
+        before = envs.step(actions)[0]["state"]
+        os.kill(envs._shards[1].about["pid"], signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"slots \[2, 3\] were lost .* builds them again"):
+            envs.get_attr("length")
+        assert envs.get_attr("length") == (10, 10, 11, 11)
+        obs, rewards, terminated, truncated, info = envs.step_chunk(np.stack([actions] * 3, 1))
+        assert [error and error.kind for error in info["error"]] == [None, None, "died", "died"]
+        assert truncated.tolist() == [False, False, True, True]
+        assert not terminated.any()
+        assert rewards.tolist() == [[2.0, 3.0, 4.0]] * 2 + [[0.0] * 3] * 2
+        np.testing.assert_array_equal(obs["state"][2:], before[2:])
+        obs, _, _, truncated, info = envs.step(actions)
+        assert "error" not in info
+        assert not truncated.any()
+        assert obs["state"][:, 1].tolist() == [5, 5, 0, 0]
 
 
 def test_an_actor_that_dies_is_started_again_and_its_episodes_are_dealt_again(tmp_path):

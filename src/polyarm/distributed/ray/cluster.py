@@ -49,12 +49,16 @@ def why(error: Any) -> Exception:
     """What an actor's call has raised there, of Ray's ``RayTaskError``."""
     cause = error.cause
     if isinstance(cause, ray_library().exceptions.RaySystemError):
-        lines = str(cause).strip().splitlines()
         return MissingExtra(
-            f"what is sent there cannot be read ({lines[-1]}): the modules that policies and envs"
-            f" come from must be importable on all nodes"
+            f"what is sent there cannot be read ({last_line(cause)}): the modules that policies"
+            f" and envs come from must be importable on all nodes"
         )
     return cause if isinstance(cause, Exception) else Exception(str(error))
+
+
+def last_line(error: Exception) -> str:
+    """Of what Ray says at length, what went wrong."""
+    return str(error).strip().splitlines()[-1].strip()
 
 
 class Cluster:

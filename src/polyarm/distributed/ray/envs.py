@@ -3,7 +3,8 @@
 Nodes step side by side, each its own slots; what they return is put together in the order of the
 slots. Episodes and seeds are those of a vector env of the same size on one machine. The slots of
 a lost node deliver an error and are built again, on that node if it is still there, else on one
-that is left.
+that is left. Where a call between two steps finds them lost, it raises, and the next step delivers
+the error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -19,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from polyarm.distributed.ray.builder import Builder
-from polyarm.distributed.ray.cluster import Cluster, why
+from polyarm.distributed.ray.cluster import Cluster, last_line, why
 from polyarm.distributed.ray.shard import Answer, Shard
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
 from polyarm.errors import BuildError, ClosedEnv, InvalidCall, WorkerDied, WorkerError
@@ -117,7 +119,8 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise InvalidCall("call reset() first")
         if len(checked) == 1 and not isinstance(actions, dict | tuple):
             actions = checked[0] if chunked else checked[0][:, 0]
-        ended = [shard for shard in self._shards if shard.lost or shard.fresh]
+        asked = [shard for shard in self._shards if shard.owed is None]
+        ended = [shard for shard in asked if shard.lost or shard.fresh]
         if ended and self._autoreset == "disabled":
             slots = [slot for shard in ended for slot in range(shard.first, shard.stop)]
             raise InvalidCall(
@@ -132,9 +135,11 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             part = rows(actions, shard.first, shard.stop)
             return getattr(shard.actor, method).remote(part)
 
-        self._gather(self._shards, start)
+        self._gather(asked, start)
         answers = []
         for shard in self._shards:
+            if shard.owed is not None:
+                shard.last, shard.owed = shard.owed, None
             assert shard.last is not None
             if shard.lost:
                 shard.last = shard.failed(shard.last, chunk)
@@ -147,7 +152,11 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     # Reaching into the envs.
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of every env, or read an attribute; one value per slot."""
+        """Call a method of every env, or read an attribute; one value per slot.
+
+        Raises:
+            WorkerError: Slots are lost; the next call builds them again.
+        """
         return self._everyone("call", name, *args, **kwargs)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -163,7 +172,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if len(each) != self.num_envs:
             raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
         self._revive()
-        self._get([self._set(shard, name, each) for shard in self._shards])
+        self._get(self._shards, lambda shard: self._set(shard, name, each))
         self._attributes[name] = each
 
     def _set(self, shard: Shard, name: str, values: Sequence[Any]) -> Any:
@@ -175,8 +184,8 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _everyone(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         self._revive()
-        answers = [shard.actor.ask.remote(name, *args, **kwargs) for shard in self._shards]
-        return tuple(value for part in self._get(answers) for value in part)
+        parts = self._get(self._shards, lambda shard: shard.actor.ask.remote(name, *args, **kwargs))
+        return tuple(value for part in parts for value in part)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -245,7 +254,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if shard.lost:
                 self._builder.build_again(shard)
                 for name, each in self._attributes.items():
-                    self._get([self._set(shard, name, each)])
+                    self._get([shard], partial(self._set, name=name, values=each))
                 shard.lost, shard.fresh = "", True
 
     # Answers.
@@ -258,28 +267,55 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for shard, call in calls:
             try:
                 shard.last = self._ray.get(call)
-                shard.failures, shard.fresh = 0, False
+                shard.failures, shard.fresh, shard.owed = 0, False, None
             except errors.RayTaskError as error:
                 failure = failure or why(error)
             except errors.RayError as error:
-                shard.lost = str(error).strip().splitlines()[-1]
-                shard.losses += 1
-                shard.failures += 1
-                if shard.failures > self._arguments["max_restarts"]:
-                    raise WorkerDied(
-                        f"slots {shard.first} to {shard.stop - 1} were lost {shard.failures} times"
-                        f" in a row, last with node {shard.node}: {shard.lost}"
-                    ) from error
+                self._lose(shard, error)
         if failure is not None:
             raise failure
 
-    def _get(self, answers: Sequence[Any]) -> Any:
-        try:
-            return self._ray.get(list(answers))
-        except self._ray.exceptions.RayTaskError as error:
-            raise why(error) from None
-        except self._ray.exceptions.RayError as error:
-            raise WorkerError(f"a node was lost: {error}; its slots are built again") from error
+    def _get(self, shards: Sequence[Shard], ask: Callable[[Shard], Any]) -> list[Any]:
+        """What nodes answer between steps; a loss is raised, and delivered by the next step."""
+        errors = self._ray.exceptions
+        calls = [(shard, ask(shard)) for shard in shards]
+        answers, lost = [], []
+        failure: BaseException | None = None
+        for shard, call in calls:
+            try:
+                answers.append(self._ray.get(call))
+            except errors.RayTaskError as error:
+                failure = failure or why(error)
+            except errors.RayError as error:
+                last = None if shard.lost or shard.fresh else shard.last
+                self._lose(shard, error)
+                lost.append(shard)
+                if last is not None:
+                    shard.owed = shard.failed(last, None)
+        if lost:
+            slots = [slot for shard in lost for slot in range(shard.first, shard.stop)]
+            raise WorkerError(
+                f"slots {slots} were lost with node {lost[0].node}: {lost[0].lost}; the next call"
+                f" builds them again"
+            )
+        if failure is not None:
+            raise failure
+        return answers
+
+    def _lose(self, shard: Shard, error: Exception) -> None:
+        """A shard's actor is gone.
+
+        Raises:
+            WorkerDied: Once too often.
+        """
+        shard.lost = last_line(error)
+        shard.losses += 1
+        shard.failures += 1
+        if shard.failures > self._arguments["max_restarts"]:
+            raise WorkerDied(
+                f"slots {shard.first} to {shard.stop - 1} were lost {shard.failures} times in a"
+                f" row, last with node {shard.node}: {shard.lost}"
+            ) from error
 
     def _untouched(self, shard: Shard, mask: NDArray[np.bool_]) -> Answer:
         """A shard's answer to a reset; one that was not reset has nothing new to say."""

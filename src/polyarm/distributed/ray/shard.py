@@ -122,6 +122,7 @@ class Shard:
         losses: How often that happened.
         failures: The same, since its last answer.
         fresh: Whether its actor is another one since, which has not been reset.
+        owed: What it has to deliver as its next step: that it was lost between two.
     """
 
     first: int
@@ -134,6 +135,7 @@ class Shard:
     losses: int = 0
     failures: int = 0
     fresh: bool = False
+    owed: Answer | None = None
 
     @property
     def count(self) -> int:
