@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +85,39 @@ def test_a_node_that_was_given_up_is_not_answered():
 
     with pytest.raises(InvalidCall, match="given up"):
         asyncio.run(play())
+
+
+def test_observations_of_several_parts_share_a_batch_too():
+    policy = Recording()
+    one, two = (
+        replace(each, obs=(each.obs, each.steps)) for each in (question(1, 0), question(2, 5))
+    )
+
+    async def play():
+        server = PolicyServer(1, 60.0, str(Path.cwd()))
+        await server.load(policy, toy_group())
+        await server.begin("one", one.keys)
+        await server.begin("two", two.keys)
+        async with asyncio.timeout(10):
+            await asyncio.gather(server.act("one", one), server.act("two", two))
+
+    asyncio.run(play())
+    assert policy.batches == [one.keys + two.keys]
+
+
+def test_a_question_that_cannot_be_put_to_the_policy_is_refused_and_the_next_one_answered():
+    unreadable = replace(question(1, 0), obs="no array")
+
+    async def play():
+        server = PolicyServer(1, 60.0, str(Path.cwd()))
+        await server.load(Recording(), toy_group())
+        await server.begin("one", unreadable.keys)
+        async with asyncio.timeout(10):
+            with pytest.raises(AttributeError, match="'str' object has no attribute"):
+                await server.act("one", unreadable)
+            return await server.act("one", question(1, 0))
+
+    assert asyncio.run(play()).extras["row"].tolist() == [0]
 
 
 # Nodes that cannot play.

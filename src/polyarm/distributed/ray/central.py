@@ -130,7 +130,10 @@ class PolicyServer:
                     break
             self._asked.clear()
             asked, self._questions = self._questions, []
-            await self._decide([each for each in asked if each.node not in self._gone])
+            try:
+                await self._decide([each for each in asked if each.node not in self._gone])
+            except Exception as error:  # noqa: BLE001  told to every node; else they would wait on
+                _refuse(asked, error)
 
     def _complete(self) -> bool:
         """Whether nobody else will ask: all nodes that play wait for an answer."""
@@ -145,9 +148,7 @@ class PolicyServer:
             try:
                 outputs = await self._in_thread(partial(self._answer, group))
             except Exception as error:  # noqa: BLE001  told to every node of the batch
-                for each in group:
-                    if not each.answer.done():
-                        each.answer.set_exception(error)
+                _refuse(group, error)
                 continue
             for each, output in zip(group, outputs, strict=True):
                 if not each.answer.done():
@@ -225,6 +226,12 @@ class CentralPolicy:
             raise PolicyError(f"the central policy was lost: {error}") from error
 
 
+def _refuse(asked: Sequence[_Question], error: Exception) -> None:
+    for each in asked:
+        if not each.answer.done():
+            each.answer.set_exception(error)
+
+
 def joined(batches: Sequence[Batch]) -> Batch:
     """The rows of several batches as one."""
     return Batch(
@@ -249,4 +256,6 @@ def _rows(values: Any, count: int, what: str) -> Any:
 def _shapes(obs: Any) -> Any:
     if isinstance(obs, Mapping):
         return tuple((name, _shapes(obs[name])) for name in sorted(obs))
+    if isinstance(obs, tuple):
+        return tuple(map(_shapes, obs))
     return obs.shape[1:], obs.dtype.str
