@@ -17,7 +17,7 @@ from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.hosts import Host, Hosts
 from polyarm.distributed.ray.node import Facts
 from polyarm.distributed.ray.placement import Node, place
-from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict
+from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict, WorkerError
 from polyarm.rollout.plan import group_tasks
 
 
@@ -152,6 +152,64 @@ def test_a_node_whose_episodes_would_be_others_is_refused_by_name(facts, error, 
         hosts.examine(host, {"tasks": {"a": {"mujoco": "3.3", "env": "source"}}})
     assert "10.0.0.1 (01234567)" in str(refused.value)
     assert not host.ready
+
+
+class Gone(Exception):
+    """As Ray's error for an actor that died."""
+
+
+class Raised(Gone):
+    """As Ray's error for what was raised there."""
+
+    @property
+    def cause(self):
+        return self.__cause__
+
+
+class Mortal(Answers):
+    """Stands for Ray where actors die, or raise, before they have answered."""
+
+    exceptions = SimpleNamespace(RayError=Gone, RayTaskError=Raised)
+
+    def __init__(self):
+        pass
+
+    def kill(self, actor):
+        pass
+
+    def get(self, answer):
+        if isinstance(answer, Exception):
+            raise answer if isinstance(answer, Gone) else Raised from answer
+        return answer
+
+
+def hosts_that_say(monkeypatch, *answers):
+    """One node, whose actors answer so in turn."""
+    said = list(answers)
+
+    def start(self, node):
+        name = f"actor {len(said)}"
+        self._hosts[name] = Host(node, name, None, None, said.pop(0))
+
+    monkeypatch.setattr(Hosts, "_start", start)
+    cluster = SimpleNamespace(ray=Mortal(), nodes=lambda: [node()])
+    return Hosts(cluster, polyarm.EvalOptions(ray="auto"), [], policy=False)
+
+
+def test_an_actor_that_dies_before_it_has_said_anything_is_started_again(monkeypatch):
+    facts = Facts({"tasks": {}}, [])
+    assert hosts_that_say(monkeypatch, Gone("oom"), Gone("oom"), facts).first_facts() is facts
+    with pytest.raises(WorkerError, match="died 3 times in a row: out of memory"):
+        hosts_that_say(monkeypatch, *[Gone("…\nout of memory")] * 3).first_facts()
+
+
+def test_what_a_node_raises_before_the_run_ends_it_unless_it_is_its_own_fault(monkeypatch):
+    with pytest.raises(WorkerError, match=r"node 10.0.0.1 \(01234567\) failed: no luck"):
+        hosts_that_say(monkeypatch, OSError("no luck")).first_facts()
+    hosts = hosts_that_say(monkeypatch, ImportError("no luck"))
+    with pytest.raises(ImportError, match="no luck"):
+        hosts.first_facts()
+    assert len(hosts.unfit) == 1
 
 
 def test_a_node_in_which_not_even_one_env_fits_is_left_out(caplog):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EnvSpec
-from polyarm.distributed.ray.cluster import Cluster
+from polyarm.distributed.ray.cluster import Cluster, last_line, why
 from polyarm.distributed.ray.dealing import Pace
 from polyarm.distributed.ray.node import EvalNode, Facts, Report, comparable
 from polyarm.distributed.ray.placement import Node, Placement, env_nbytes, place
@@ -19,6 +19,7 @@ from polyarm.errors import (
     DisplayError,
     HostLimit,
     MissingExtra,
+    PolyarmError,
     RunConflict,
     WorkerError,
 )
@@ -158,17 +159,26 @@ class Hosts:
         host.ready = True
 
     def first_facts(self) -> Facts:
-        """What the first node says that can say something."""
+        """What the first node says that can say something.
+
+        Raises:
+            PolyarmError: What is wrong with all nodes, or with the run.
+            WorkerError: A node raised something else.
+        """
         while True:
+            self.look()
             self.require_some()
             self.wait()
             for host in self:
                 if self.has_come(host.examined):
                     try:
                         return self._facts(host)
-                    except (MissingExtra, self._ray.exceptions.RayError) as error:
-                        self.leave_out(host.node, error)
-                        self.remove(host)
+                    except self._ray.exceptions.RayTaskError as error:
+                        self.refuse(host, why(error))
+                    except self._ray.exceptions.RayError as error:
+                        self.lost(host, error)
+                    except MissingExtra as error:
+                        self.refuse(host, error)
 
     def _facts(self, host: Host) -> Facts:
         facts: Facts = self._ray.get(host.examined)
@@ -176,13 +186,28 @@ class Hosts:
             raise MissingExtra(f"node {host.node} lacks {'; '.join(facts.lacking)}")
         return facts
 
-    def lost(self, host: Host, reason: str) -> None:
+    def refuse(self, host: Host, error: Exception) -> None:
+        """A node raised: do without it if that is its own fault, else the run ends.
+
+        Raises:
+            PolyarmError: What it raised.
+            WorkerError: It raised something else.
+        """
+        if not isinstance(error, UNFIT):
+            if isinstance(error, PolyarmError):
+                raise error
+            raise WorkerError(f"node {host.node} failed: {error}") from error
+        self.leave_out(host.node, error)
+        self.remove(host)
+
+    def lost(self, host: Host, error: Exception) -> None:
         """An actor is gone, maybe with its node; another is started if the node is still there."""
         self.remove(host)
+        reason = last_line(error)
         deaths = self._deaths[host.node.id] = self._deaths.get(host.node.id, 0) + 1
         if deaths >= _DEATHS:
-            error = f"actors on node {host.node} died {deaths} times in a row: {reason}"
-            self.leave_out(host.node, WorkerError(error))
+            message = f"actors on node {host.node} died {deaths} times in a row: {reason}"
+            self.leave_out(host.node, WorkerError(message))
         self._looked_at = -_LOOK_FOR_NODES_S
 
     def works(self, host: Host) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.distributed.ray.central import CentralPolicy, PolicyServer
-from polyarm.distributed.ray.cluster import Cluster, why
+from polyarm.distributed.ray.cluster import Cluster, last_line, why
 from polyarm.distributed.ray.dealing import Deal
 from polyarm.distributed.ray.hosts import LONG_S, UNFIT, Host, Hosts
 from polyarm.distributed.ray.node import Report
-from polyarm.errors import InvalidCall, PolyarmError, WorkerError
+from polyarm.errors import InvalidCall, WorkerError
 from polyarm.report.encoding import plain
 from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.dataset import DatasetExport
@@ -293,24 +293,19 @@ class RayPlayer(Player):
         self, hosts: Hosts, host: Host, current: _Round, error: Exception
     ) -> list[EpisodeResult]:
         """A node's actor is gone; returns episodes that there is no hope for."""
-        reason = str(error).strip().splitlines()[-1]
+        reason = last_line(error)
         again = current.deal.held(host.name)
         _log.warning("lost node %s; %d episodes are dealt again (%s)", host.node, again, reason)
         if self._server is not None:
             self._server.forget.remote(host.name)  # not waited for: it may be lost, too
-        hosts.lost(host, reason)
+        hosts.lost(host, error)
         return self._deal_again(host, current, reason)
 
     def _refuse(
         self, hosts: Hosts, host: Host, current: _Round, error: Exception
     ) -> list[EpisodeResult]:
         """A node raised: do without it if that is its own fault, else the run ends."""
-        if not isinstance(error, UNFIT):
-            if isinstance(error, PolyarmError):
-                raise error
-            raise WorkerError(f"node {host.node} failed: {error}") from error
-        hosts.leave_out(host.node, error)
-        hosts.remove(host)
+        hosts.refuse(host, error)
         self.add_notes([f"Node {host.node} was left out: {error}"])
         return self._deal_again(host, current, str(error))
 
