@@ -16,13 +16,14 @@ class Leaning:
     """Acts by what it sees, what it is told, and noise."""
 
     row_independent = True
+    size = 4
 
     def begin(self, episodes):
         pass
 
     def act(self, batch: Batch):
-        noise = batch.noise(3, 4)
-        lean = batch.obs["state"][:, None, :4] + batch.steps[:, None, None]
+        noise = batch.noise(3, self.size)
+        lean = batch.obs["state"][:, None, : self.size] + batch.steps[:, None, None]
         return np.tanh(noise + lean).astype(np.float32)
 
 
@@ -38,6 +39,26 @@ class Deadly(Leaning):
 
     def act(self, batch):
         os._exit(1)
+
+
+class Mortal(Leaning):
+    """Counts what episodes have asked; takes its process with it once, at the seventh question."""
+
+    size = 2
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.asked = {}
+
+    def act(self, batch):
+        died = self.folder / "died"
+        for key, step in zip(batch.keys, batch.steps, strict=True):
+            assert self.asked.get(key, 0) == step // 3, "an episode went on without its beginning"
+            self.asked[key] = self.asked.get(key, 0) + 1
+        if sum(self.asked.values()) > 6 and not died.exists():
+            died.touch()
+            os._exit(1)
+        return super().act(batch)
 
 
 class Placed(Leaning):

@@ -7,6 +7,7 @@ Ray needs to know for placing something there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import ray
 from ray_cluster import ray_cluster
-from ray_policies import Deadly, Leaning, Patient, Placed, Stuck
+from ray_policies import Deadly, Leaning, Mortal, Patient, Placed, Stuck
 
 import polyarm
 from polyarm.errors import HostLimit, InvalidCall, PolicyError, WorkerError
@@ -66,9 +67,19 @@ def test_a_policy_that_hangs_on_a_node_ends_the_run_with_its_error():
         polyarm.evaluate(Stuck(), "toy/count-3", ray="auto", policy_timeout="1s", num_envs=2)
 
 
-def test_a_central_policy_that_is_lost_ends_the_run_with_its_error():
-    with pytest.raises(PolicyError, match="the central policy was lost"):
+def test_a_central_policy_that_is_lost_again_and_again_ends_the_run_with_its_error():
+    with pytest.raises(PolicyError, match="the central policy was lost 3 times in a row"):
         polyarm.evaluate(Deadly(), "toy/count-3", ray="auto", ray_policy="central", num_envs=2)
+
+
+def test_episodes_of_a_central_policy_that_was_lost_are_dealt_again(tmp_path):
+    how = {"episodes": 4, "num_envs": 1}
+    options = {"ray": "auto", "ray_policy": "central", **how}
+    ours = polyarm.evaluate(Mortal(tmp_path), TOYS, out=tmp_path / "out", **options)
+    assert facts(ours) == facts(polyarm.evaluate(Mortal(tmp_path), TOYS, **how))
+    assert {episode.attempts for episode in ours.episodes} == {1, 2}
+    lines = [*map(json.loads, (tmp_path / "out" / "episodes.jsonl").read_text().splitlines())]
+    assert len(lines) == len({(line["task"], line["index"]) for line in lines}) == 12
 
 
 def test_videos_and_trajectories_come_to_the_folder_of_the_run(tmp_path):
@@ -307,3 +318,32 @@ def test_slots_of_a_lost_node_are_built_again_on_one_that_is_left(nodes):
         *_, info = envs.step(actions)
         assert "error" not in info
         assert {shard.node.id for shard in envs._shards} == {nodes.added[0].node_id}
+
+
+def test_a_central_policy_that_is_lost_with_its_node_goes_on_elsewhere(nodes, tmp_path):
+    how = {"episodes": 4, "num_envs": 2}
+    options = polyarm.EvalOptions(ray="auto", ray_policy="central", **how)
+    (tmp_path / "notes").mkdir()
+    policy, alike = Patient(tmp_path / "notes"), Leaning()
+    policy.size = alike.size = 2
+    first = nodes.add(num_gpus=1)
+    others = []
+
+    def kill(progress):
+        hosts = [host for host in evaluator._player._hosts or () if host.report.running]
+        last = [host for host in hosts if host.node.id == first.node_id]
+        if last and not others and (policy.folder / first.node_id).exists():
+            actors = [evaluator._player._served._server, last[0].actor]
+            pids = ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors])
+            others.append(nodes.add(num_gpus=1))
+            nodes.kill(first)
+            for pid in pids:  # Ray would leave them a moment to notice
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            policy.gate.touch()
+
+    with polyarm.Evaluator(TOYS, options) as evaluator:
+        results = evaluator.run({"": policy}, kill)
+    assert notes(policy.folder) == {node.node_id: {"GPU": 0.5} for node in (first, *others)}
+    assert facts(results) == facts(polyarm.evaluate(alike, TOYS, **how))
+    assert max(episode.attempts for episode in results.episodes) > 1

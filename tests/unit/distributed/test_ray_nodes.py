@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.hosts import Host, Hosts
 from polyarm.distributed.ray.node import Facts
 from polyarm.distributed.ray.placement import Node, place
+from polyarm.distributed.ray.serving import ServedPolicy
 from polyarm.errors import HostLimit, InvalidCall, MissingExtra, RunConflict, WorkerError
 from polyarm.rollout.plan import group_tasks
 
@@ -118,6 +120,17 @@ def test_a_question_that_cannot_be_put_to_the_policy_is_refused_and_the_next_one
             return await server.act("one", question(1, 0))
 
     assert asyncio.run(play()).extras["row"].tolist() == [0]
+
+
+def test_a_central_policy_that_no_gpu_is_left_for_ends_the_run():
+    there = [node(gpus=1.0)]
+    ray = MagicMock()
+    ray.exceptions = Mortal.exceptions
+    ray.wait = lambda answers, timeout: (there.clear() or [], answers)
+    served = ServedPolicy(SimpleNamespace(ray=ray, nodes=lambda: there), polyarm.EvalOptions())
+    with pytest.raises(WorkerError, match="no node with a GPU is left"):
+        served.load(None, toy_group())
+    assert ray.remote().options.call_args.kwargs["num_gpus"] == 0.5
 
 
 # Nodes that cannot play.
@@ -225,10 +238,19 @@ def test_a_node_in_which_not_even_one_env_fits_is_left_out(caplog):
 
 
 def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(hosts_module, "LONG_S", 0.0)
-    monkeypatch.setattr(hosts_module, "_LOOK_FOR_NODES_S", 0.0)
+    now = [0.0]
+    monkeypatch.setattr(hosts_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = SimpleNamespace(ray=None, nodes=list)
     hosts = Hosts(cluster, polyarm.EvalOptions(), [], policy=False)
-    hosts.look()
-    hosts.look()
-    assert caplog.text.count("ray status") == 1
+    placement = place(node(), 2, 0, policy=False, frames=False)
+    playing = hosts._hosts["one"] = Host(node(), "one", None, placement, None, ready=True)
+
+    def look(at):
+        now[0] = at
+        hosts.look()
+        return caplog.text.count("ray status")
+
+    assert look(100) == 0
+    playing.ready = False  # as after a loss of all of them
+    assert look(105) == 0
+    assert [look(111), look(200)] == [1, 1]

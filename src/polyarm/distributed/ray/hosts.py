@@ -35,7 +35,7 @@ UNFIT = (MissingExtra, BuildError, DisplayError, HostLimit, RunConflict, ImportE
 _LOOK_S = 0.5
 """How long to wait for an answer before looking at other things."""
 _LOOK_FOR_NODES_S = 2.0
-_DEATHS = 3
+DEATHS = 3
 """An actor that dies so often without having finished an episode is not started again."""
 _CLOSE_S = 5.0
 LONG_S = 10.0
@@ -97,7 +97,7 @@ class Hosts:
         self._deaths: dict[str, int] = {}
         self._started = 0
         self._looked_at = -_LOOK_FOR_NODES_S
-        self._began = time.monotonic()
+        self._idle_since = time.monotonic()
         self._warned = False
         self.unfit: dict[Node, Exception] = {}
 
@@ -119,8 +119,9 @@ class Hosts:
                     self._start(node)
                 except HostLimit as error:
                     self.leave_out(node, error)
-        idle = not self._warned and not any(host.ready for host in self)
-        if idle and time.monotonic() - self._began > LONG_S:
+        if any(host.ready for host in self):
+            self._idle_since = time.monotonic()
+        elif not self._warned and time.monotonic() - self._idle_since > LONG_S:
             self._warned = True
             _log.warning(
                 "no node has started to play for %g s: are its cores taken? We wait for them;"
@@ -205,7 +206,7 @@ class Hosts:
         self.remove(host)
         reason = last_line(error)
         deaths = self._deaths[host.node.id] = self._deaths.get(host.node.id, 0) + 1
-        if deaths >= _DEATHS:
+        if deaths >= DEATHS:
             message = f"actors on node {host.node} died {deaths} times in a row: {reason}"
             self.leave_out(host.node, WorkerError(message))
         self._looked_at = -_LOOK_FOR_NODES_S
@@ -240,12 +241,13 @@ class Hosts:
         )
 
     def close(self) -> None:
-        """End all actors; envs are given a moment to close."""
+        """End all actors; envs are given a moment to close. The next look starts others."""
         leaving = [host.actor.close.remote() for host in self]
         if leaving:
             self._ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
         for host in self:
             self.remove(host)
+        self._looked_at = -_LOOK_FOR_NODES_S
 
     def _start(self, node: Node) -> None:
         options = self._options

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
-from polyarm.distributed.ray.central import CentralPolicy, PolicyServer
 from polyarm.distributed.ray.cluster import Cluster, last_line, why
 from polyarm.distributed.ray.dealing import Deal
-from polyarm.distributed.ray.hosts import LONG_S, UNFIT, Host, Hosts
+from polyarm.distributed.ray.hosts import UNFIT, Host, Hosts
 from polyarm.distributed.ray.node import Report
-from polyarm.errors import InvalidCall, WorkerError
+from polyarm.distributed.ray.serving import ServedPolicy
+from polyarm.errors import InvalidCall, PolicyError
 from polyarm.report.encoding import plain
 from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.journal import storage_errors
-from polyarm.rollout.options import EvalOptions, seconds
+from polyarm.rollout.options import EvalOptions
 from polyarm.rollout.plan import Group
 from polyarm.rollout.player import Player, Turn
 from polyarm.rollout.schedule import Schedule
@@ -48,7 +48,6 @@ class _Round:
         turn: What is played.
         deal: Who has which episode.
         policy: What acts, in Ray's store.
-        traits: Of a policy that one actor has for all; None if every node has its own.
         fingerprint: Of a policy that nodes load by its name; else None.
     """
 
@@ -56,7 +55,6 @@ class _Round:
     turn: Turn
     deal: Deal
     policy: Any
-    traits: Mapping[str, Any] | None
     fingerprint: Any
 
 
@@ -84,7 +82,7 @@ class RayPlayer(Player):
         super().__init__(options, folder)
         self._cluster: Cluster | None = None
         self._hosts: Hosts | None = None
-        self._server: Any = None
+        self._served: ServedPolicy | None = None
         self._plain = _is_plain(options.policy)
         self._central: bool | None = None
         self._groups: list[Group] = []
@@ -121,12 +119,14 @@ class RayPlayer(Player):
             hosts.wait()
             for host in hosts:
                 yield from self._hear(hosts, host, current)
+            yield from self._serve_again(hosts, current)
             yield None
         deadline = time.monotonic() + _STOP_S
         while any(host.calls for host in hosts) and time.monotonic() < deadline:
             hosts.wait()
             for host in hosts:
                 yield from self._hear(hosts, host, current)
+        yield from self._serve_again(hosts, current)
         if self.stopping:
             self.close()  # slots are in the middle of episodes
 
@@ -141,9 +141,9 @@ class RayPlayer(Player):
         if self._hosts is not None:
             self._hosts.close()
             self._hosts = None
-        if self._server is not None and self._cluster is not None:
-            self._cluster.ray.kill(self._server)
-            self._server = None
+        if self._served is not None:
+            self._served.close()
+            self._served = None
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
@@ -176,12 +176,13 @@ class RayPlayer(Player):
         self._rounds += 1
         deal = Deal(turn.missing, self._options.max_attempts)
         policy = self._cluster.ray.put(turn.policy)
-        traits = fingerprint = None
+        fingerprint = None
         if self._is_central(self._cluster):
-            traits = self._load_centrally(self._cluster, policy, turn.group)
+            self._served = self._served or ServedPolicy(self._cluster, self._options)
+            self._served.load(policy, turn.group)
         elif isinstance(turn.policy, str):
             fingerprint = plain(self.policies.fingerprint(turn.policy, turn.group))
-        return _Round(self._rounds, turn, deal, policy, traits, fingerprint)
+        return _Round(self._rounds, turn, deal, policy, fingerprint)
 
     def _is_central(self, cluster: Cluster) -> bool:
         """Whether one actor has the policy for all; decided once, by the nodes that are there."""
@@ -191,30 +192,6 @@ class RayPlayer(Player):
             asked = self._options.ray_policy
             self._central = some if asked == "auto" else asked == "central"
         return self._central
-
-    def _load_centrally(self, cluster: Cluster, policy: Any, group: Group) -> Mapping[str, Any]:
-        """Have the actor of the policy load it; returns its traits."""
-        options, ray = self._options, cluster.ray
-        if self._server is None:
-            gpu = any(node.gpus >= 1 for node in cluster.nodes())
-            kind = ray.remote(PolicyServer).options(
-                num_cpus=0, num_gpus=0.5 if gpu else 0, max_restarts=0
-            )
-            wait_s = options.max_wait_ms / 1000
-            self._server = kind.remote(options.chunk, wait_s, str(Path.cwd()))
-        loading = self._server.load.remote(policy, group)
-        try:
-            while not ray.wait([loading], timeout=LONG_S)[0]:
-                _log.warning("still loading the policy: `ray status` says who has the GPUs")
-            traits: dict[str, Any] = ray.get(loading)
-        except ray.exceptions.RayTaskError as error:
-            raise why(error) from None
-        except ray.exceptions.RayError as error:
-            raise WorkerError(
-                f"the central policy was lost while it was loaded: {error}"
-            ) from error
-        self.on_gpu |= traits.pop("device").startswith("cuda")
-        return traits
 
     # Telling and hearing.
 
@@ -233,9 +210,9 @@ class RayPlayer(Player):
 
     def _begin(self, host: Host, current: _Round) -> None:
         turn, acting = current.turn, current.policy
-        if current.traits is not None:
-            timeout_s = seconds(self._options.policy_timeout)
-            acting = CentralPolicy(self._server, host.name, current.traits, timeout_s)
+        if self._served is not None:
+            acting = self._served.acting_on(host.name)
+            self.on_gpu |= self._served.on_gpu
         number = self._groups.index(turn.group)
         begun = host.actor.begin.remote(turn.label, acting, number, turn.group, turn.need)
         host.calls.append(begun)
@@ -275,6 +252,8 @@ class RayPlayer(Player):
             lost = deal.finish(host.name, result.key)
             if lost is not None:
                 hosts.works(host)
+                if self._served is not None:
+                    self._served.works()
                 self._keep_files(result, report.files)
                 taken.append(replace(result, attempts=result.attempts + lost))
         return taken
@@ -296,18 +275,37 @@ class RayPlayer(Player):
         reason = last_line(error)
         again = current.deal.held(host.name)
         _log.warning("lost node %s; %d episodes are dealt again (%s)", host.node, again, reason)
-        if self._server is not None:
-            self._server.forget.remote(host.name)  # not waited for: it may be lost, too
+        if self._served is not None:
+            self._served.forget(host.name)
         hosts.lost(host, error)
         return self._deal_again(host, current, reason)
 
     def _refuse(
         self, hosts: Hosts, host: Host, current: _Round, error: Exception
     ) -> list[EpisodeResult]:
-        """A node raised: do without it if that is its own fault, else the run ends."""
+        """A node raised: its own fault, or that of a policy that is gone; else the run ends."""
+        if self._served is not None and isinstance(error, PolicyError):
+            self._served.look()
+            if self._served.lost:
+                return []  # nobody can go on: see below
         hosts.refuse(host, error)
         self.add_notes([f"Node {host.node} was left out: {error}"])
         return self._deal_again(host, current, str(error))
+
+    def _serve_again(self, hosts: Hosts, current: _Round) -> list[EpisodeResult]:
+        """If the central policy is lost, begin its episodes again, with another actor of it.
+
+        What it knew about them is gone, and they are in the middle; so all nodes start afresh.
+        """
+        if self._served is None or not self._served.lost:
+            return []
+        hopeless = []
+        for host in hosts:
+            hopeless += self._deal_again(host, current, "the central policy was lost")
+        hosts.close()
+        if current.deal.open and not self.stopping:
+            self._served.load_again()
+        return hopeless
 
     def _deal_again(self, host: Host, current: _Round, reason: str) -> list[EpisodeResult]:
         label = current.turn.label
