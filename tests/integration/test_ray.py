@@ -11,6 +11,9 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -231,6 +234,25 @@ def test_a_node_that_joins_is_used(nodes):
         results = evaluator.run({"": "zero"}, watch)
     assert 0 < len(results.episodes) < 5000
     assert {episode.outcome for episode in results.episodes} == {"success"}
+
+
+def test_nothing_of_a_run_that_is_killed_stays_on_a_cluster_that_goes_on(nodes, tmp_path):
+    """Its actors, the central policy among them, and their workers end with it."""
+    command = [sys.executable, "-m", "polyarm", "eval", "--policy", "zero", "--task", TOYS[2]]
+    command += ["--episodes", "5000", "--num-envs", "2", "--out", str(tmp_path / "out")]
+    command += ["--ray", nodes.address, "--ray-policy", "central"]
+    journal = tmp_path / "out" / "episodes.jsonl"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        try:
+            while not journal.exists() or not journal.read_bytes():
+                assert run.poll() is None
+                time.sleep(0.05)
+            there = " ".join(nodes.playing(within_s=0).values())
+            assert all(name in there for name in ("EvalNode", "PolicyServer", "forkserver"))
+        finally:
+            run.kill()
+    left = nodes.playing()
+    assert not left, left
 
 
 def notes(folder):
