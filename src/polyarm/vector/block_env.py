@@ -92,6 +92,9 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._gpu_copies = GpuCopies()
         self._provenance = provenance
         try:
+            self._episodes = Episodes(
+                self.num_envs, episodic=options.episodic, seed=options.seed, scatter=options.scatter
+            )
             self._describe(engine.start())
             layout = settings.layout(self._env_observation_space, self.single_action_space)
             self._ring = Ring(
@@ -102,9 +105,6 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise
         self._check = ActionCheck(
             self.single_action_space, layout.action, clip=options.clip_actions
-        )
-        self._episodes = Episodes(
-            self.num_envs, episodic=options.episodic, seed=options.seed, scatter=options.scatter
         )
         self._infos = InfoAssembler(engine, self._ring, settings)
         self._ledger = Ledger(self.num_envs, settings.autoreset, engine, self._ring, self._episodes)

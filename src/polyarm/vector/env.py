@@ -43,8 +43,8 @@ class VectorEnv(AsynchronousEnv):
         """Reset all slots, or those in ``options["reset_mask"]``.
 
         Args:
-            seed: For suites it selects the stream of episodes; for Gymnasium envs slot i gets
-                ``seed + i``. A list gives one per slot. None goes on where the slots are.
+            seed: For suites it selects the stream of episodes, below 2**31; for Gymnasium envs slot
+                i gets ``seed + i``. A list gives one per slot. None goes on where the slots are.
             options: Passed to the envs, except for ``reset_mask`` (bool, ``(N,)``) and, for
                 suites, ``start`` (index of the first episode in the stream) and ``episodes``
                 (exact indices, one per reset slot).
@@ -53,6 +53,7 @@ class VectorEnv(AsynchronousEnv):
             Observations ``(N, …)`` and infos. A reset that fails is tried again with a new env.
 
         Raises:
+            InvalidCall: A seed or an index that cannot be; nothing has changed.
             WorkerDied: When it keeps failing.
         """
         self._require_idle("reset")

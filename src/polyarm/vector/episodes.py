@@ -1,15 +1,16 @@
 """Which episode a slot plays next: indices for suites, seeds for plain Gymnasium envs.
 
-Suites: the n-th episode of slot i has index ``start + n * num_envs + i``, and ``seed`` sets
-``start = seed * STREAM``. An episode that ends in an error uses up its index; the restarted env
-goes on with the slot's next one. Gymnasium envs: ``reset(seed)`` gives slot i ``seed + i``, and
-later resets draw from the env's own generator; after a restart, that generator is gone, so the
-slot is reseeded from its seed and its number of restarts.
+Suites: the n-th episode of slot i has index ``start + n * num_envs + i``, and ``seed``, which is
+below 2**31, sets ``start = seed * STREAM``. An episode that ends in an error uses up its index; the
+restarted env goes on with the slot's next one. Gymnasium envs: ``reset(seed)`` gives slot i
+``seed + i``, and later resets draw from the env's own generator; after a restart, that generator is
+gone, so the slot is reseeded from its seed and its number of restarts.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ from polyarm.vector.board import EPISODIC, SEEDED, Board, Command
 
 Slots = NDArray[np.intp]
 Seed = int | Sequence[int | None] | NDArray[np.integer[Any]] | None
+
+_NO_SEED = 2**62
+_NO_INDEX = 2**63
+"""Indices are int64 wherever they go: in the block, in `VectorEnv.episodes`, in journals."""
+_NO_STREAM = _NO_INDEX // STREAM
+_OF_SUITE = "the seed of a suite"
 
 
 class Episodes:
@@ -80,23 +87,27 @@ class Episodes:
         copy.deepcopy(self).begin(slots, seed, dict(options))
 
     def _begin_episodes(self, slots: Slots, seed: Seed, start: Any, chosen: Any) -> None:
+        following = self._chosen(slots, seed, start, chosen)
+        for slot, index in zip(slots, following, strict=True):
+            if index is not None:
+                self.next[slot] = index
+
+    def _chosen(self, slots: Slots, seed: Seed, start: Any, chosen: Any) -> list[int | None]:
+        """The next index of each slot that is reset; None for one that goes on where it is."""
         if chosen is not None:
-            indices = np.asarray(chosen)
-            if indices.dtype.kind not in "iu" or indices.shape not in ((), (len(slots),)):
-                raise InvalidCall(
-                    f"options['episodes'] needs one whole number per slot that is reset, or one for"
-                    f" all: {len(slots)} slots, found {indices.dtype} {indices.shape}"
-                )
-            if (indices < 0).any():
-                raise InvalidCall(f"episode indices start at 0, found {int(indices.min())}")
-            self.next[slots] = indices
-        elif isinstance(seed, Sequence):
-            for slot, one in zip(slots, self._spread(slots, seed), strict=True):
-                if one is not None:
-                    self.next[slot] = _checked(one) * STREAM + self._first + slot
-        elif seed is not None or start is not None:
-            begin = _checked(seed or 0) * STREAM + int(start or 0) + self._first
-            self.next[slots] = begin + slots
+            return list(_indices(chosen, len(slots)))
+        if isinstance(seed, Sequence):
+            streams = self._dealt(slots, seed, _OF_SUITE, _NO_STREAM)
+            return [
+                None if stream is None else stream * STREAM + self._first + int(slot)
+                for slot, stream in zip(slots, streams, strict=True)
+            ]
+        if seed is None and start is None:
+            return [None] * len(slots)
+        first = 0 if seed is None else _whole(_OF_SUITE, seed, _NO_STREAM) * STREAM
+        first += 0 if start is None else _whole("options['start']", start, _NO_INDEX)
+        first += self._first
+        return [_whole("an episode index", first + int(slot), _NO_INDEX) for slot in slots]
 
     def _begin_seeds(self, slots: Slots, seed: Seed) -> None:
         for slot, one in zip(slots, self._spread(slots, seed), strict=True):
@@ -106,14 +117,23 @@ class Episodes:
                 self._asked.add(int(slot))
 
     def _spread(self, slots: Slots, seed: Seed) -> list[int | None]:
-        if seed is None or isinstance(seed, int | np.integer):
-            first = self._first
-            return [None if seed is None else _checked(int(seed) + first + int(s)) for s in slots]
-        if len(seed) == self._num_envs:
-            return [None if seed[slot] is None else _checked(seed[slot]) for slot in slots]
-        raise InvalidCall(
-            f"a list of seeds needs one per slot: {self._num_envs}, found {len(seed)}"
-        )
+        if seed is None:
+            return [None] * len(slots)
+        if isinstance(seed, Sequence):
+            return self._dealt(slots, seed, "a seed", _NO_SEED)
+        first = _whole("a seed", seed, _NO_SEED) + self._first
+        return [first + int(slot) for slot in slots]
+
+    def _dealt(
+        self, slots: Slots, seeds: Sequence[int | None], what: str, end: int
+    ) -> list[int | None]:
+        """Of a list of seeds, those of these slots."""
+        if len(seeds) != self._num_envs:
+            raise InvalidCall(
+                f"a list of seeds needs one per slot: {self._num_envs}, found {len(seeds)}"
+            )
+        each = [seeds[slot] for slot in slots]
+        return [None if one is None else _whole(what, one, end) for one in each]
 
     def write(self, board: Board, slots: Slots | slice, epoch_bits: int) -> None:
         """Put what the next reset of these slots needs into their commands."""
@@ -149,10 +169,27 @@ class Episodes:
             self._reseed[slot] = int(entropy.generate_state(1)[0])
 
 
-def _checked(seed: Any) -> int:
-    if not 0 <= int(seed) < 2**62:
-        raise InvalidCall(f"a seed must be in [0, 2**62), found {seed}")
-    return int(seed)
+def _whole(what: str, found: Any, end: int) -> int:
+    """A whole number from 0 to ``end`` - 1."""
+    try:
+        number = operator.index(found)
+    except TypeError:
+        raise InvalidCall(f"{what} must be a whole number, found {found!r}") from None
+    if not 0 <= number < end:
+        raise InvalidCall(f"{what} must be from 0 to {end - 1}, found {number}")
+    return number
+
+
+def _indices(chosen: Any, count: int) -> list[int]:
+    """The indices of ``options["episodes"]``, one for each of ``count`` slots."""
+    indices = np.asarray(chosen)
+    if indices.dtype.kind not in "iu" or indices.shape not in ((), (count,)):
+        raise InvalidCall(
+            f"options['episodes'] needs one whole number per slot that is reset, or one for"
+            f" all: {count} slots, found {indices.dtype} {indices.shape}"
+        )
+    each = np.broadcast_to(indices, (count,)).tolist()
+    return [_whole("an episode index", index, _NO_INDEX) for index in each]
 
 
 def deal_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             as ``"polyarm.recording.video:video_recorder"``.
         observer_options: Keyword arguments of the factory.
         observed_slots: Slots that have an observer; None for all.
-        seed: Default seed of the first reset.
+        seed: Default seed of the first reset; for suites below 2**31.
         hosts: ``"local"``, or ``"ray"`` to deal the slots to the nodes of a Ray cluster: the one
             that runs, or as for ``polyarm eval`` ``"ray:local"`` or ``"ray:HOST:PORT"``.
         **suite_options: Options of the suite, such as ``success="last"`` for Meta-World.

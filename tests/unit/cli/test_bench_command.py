@@ -59,6 +59,16 @@ class Together:
         return self.given
 
 
+@pytest.mark.parametrize("command", list(SHORT))
+@pytest.mark.parametrize("seed", ["3000000000", "-1"])
+def test_a_seed_without_episodes_is_refused_in_one_message(command, seed, capsys):
+    code, _, err = polyarm(*SHORT[command], "--seed", seed, capsys=capsys)
+    assert code == 2
+    assert "seed" in err
+    assert f"found {seed}" in err
+    assert "Traceback" not in err
+
+
 def test_ranks_share_a_total_and_the_first_one_speaks_for_all(capsys, monkeypatch):
     monkeypatch.setattr("polyarm.cli.bench.process_group", Together())
     monkeypatch.setenv("WORLD_SIZE", "4")

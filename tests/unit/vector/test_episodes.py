@@ -92,6 +92,64 @@ def test_episodes_that_cannot_be_are_refused(make_any, options):
     env.step(zeros())
 
 
+LAST_SEED = 2**31 - 1
+"""The last stream whose indices are int64."""
+
+
+def test_the_last_seed_of_a_suite_has_a_whole_stream(make_any):
+    env = make_any("toy/count-3", seed=LAST_SEED)
+    env.reset()
+    assert env.episodes.tolist() == [LAST_SEED * STREAM + slot for slot in range(4)]
+    env.reset(seed=LAST_SEED, options={"start": STREAM - 4})
+    assert env.episodes.tolist() == [2**63 - 4 + slot for slot in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "options", "told"),
+    [
+        (LAST_SEED + 1, {}, f"seed of a suite must be from 0 to {LAST_SEED}, found {2**31}"),
+        (4_000_000_000, {}, f"to {LAST_SEED}, found 4000000000"),
+        (-1, {}, "found -1"),
+        (1.7, {}, "seed of a suite must be a whole number, found 1.7"),
+        ("1", {}, "whole number|needs one per slot"),
+        ([3, -1, 0, 0], {}, "found -1"),
+        ([3, 1, 2**31, 0], {}, f"found {2**31}"),
+        (np.array([3, 1.5, 2, 0]), {}, "whole number, found"),
+        (None, {"start": -3}, r"options\['start'\] must be from 0 .*found -3"),
+        (None, {"start": 2.7}, r"options\['start'\] must be a whole number, found 2.7"),
+        (LAST_SEED, {"start": STREAM - 3}, f"index must be from 0 .*found {2**63}"),
+        (None, {"episodes": 2**63}, f"index must be from 0 .*found {2**63}"),
+        (None, {"episodes": [1, 2, 3, -4]}, "found -4"),
+    ],
+    ids=str,
+)
+def test_seeds_and_indices_that_cannot_be_are_refused_before_anything_changes(
+    make_any, seed, options, told
+):
+    env = make_any("toy/count-3")
+    env.reset(seed=5)
+    with pytest.raises(InvalidCall, match=told):
+        env.reset(seed=seed, options=options)
+    env.reset()
+    assert env.episodes.tolist() == [5 * STREAM + 4 + slot for slot in range(4)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_default_seed_that_cannot_be_is_refused_and_nothing_is_left_running(
+    make_any, num_workers
+):
+    with pytest.raises(InvalidCall, match=f"from 0 to {LAST_SEED}, found {2**31}"):
+        make_any("toy/count-3", num_workers=num_workers, seed=2**31)
+
+
+@pytest.mark.parametrize("seed", [2**62, -1, 1.5, [1, 2, 3, 0.5]])
+def test_seeds_of_gymnasium_envs_are_whole_numbers_too(make_any, seed):
+    env = make_any(NoisyEnv, seed=2**32 - 1)
+    env.reset()
+    with pytest.raises(InvalidCall, match="a seed must be"):
+        env.reset(seed=seed)
+
+
 def test_gymnasium_envs_know_no_episode_indices(make_any):
     env = make_any(NoisyEnv)
     for options in ({"start": 3}, {"episodes": [1, 2, 3, 4]}):
