@@ -18,7 +18,6 @@ from polyarm.testing import (
     CountingEnv,
     CrashingEnv,
     HangingEnv,
-    LeakingEnv,
     SegfaultingEnv,
     SlowEnv,
 )
@@ -356,26 +355,3 @@ def test_sys_exit_in_a_step_is_an_exception_like_any_other(probe, tmp_path, work
         assert info["error"][1] is None
         envs.step(look.actions())
         assert envs.step(look.actions())[1].tolist() == [1, 4]
-
-
-def test_a_worker_that_outgrows_its_memory_is_replaced(probe, tmp_path):
-    once = str(tmp_path / "once")
-
-    def leaking():
-        return LeakingEnv(mb_per_step=64, only_first=once, length=100000)
-
-    tasks = [leaking, lambda: SlowEnv(step_s=0.05, length=100000)]
-    with polyarm.make_vec(tasks, num_envs=2, memory_limit=400 << 20) as envs:
-        look = probe(envs)
-        envs.reset()
-
-        def memory_error(result):
-            info = result[-1]
-            return info["error"][0] if "error" in info else None
-
-        error = look.step_until(memory_error, steps=60)
-        assert error.kind == "memory"
-        assert error.signal == "SIGKILL"
-        assert "memory_limit" in error.message
-        assert envs.step(look.actions())[-1]["steps"].tolist() == [0, 1]
-        assert envs.step(look.actions())[-1]["steps"].tolist() == [1, 1]

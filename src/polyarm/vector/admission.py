@@ -17,12 +17,20 @@ class Admission:
     """
 
     def __init__(self, max_builds: int) -> None:
-        self._max_builds = max_builds
-        self._largest = _LEAST_NBYTES
+        self._most = {False: max_builds, True: max_builds * _FORKS_PER_BUILD}
+        self._largest = {False: _LEAST_NBYTES, True: _LEAST_NBYTES}
 
-    def learn(self, pid: int) -> None:
-        """Take what a process holds that has just built its envs for what a build takes."""
-        self._largest = max(self._largest, host.private_memory(pid))
+    def learn(self, pid: int, *, forked: bool) -> None:
+        """Take what a process holds that has just built its envs for what a build takes.
+
+        What one that was forked from built envs holds alone is what a fork takes; the rest is the
+        build's. Small ones, which change nothing, are told by a cheaper question.
+        """
+        held = host.anonymous_memory(pid)
+        if held > self._largest[forked]:
+            self._largest[forked] = max(self._largest[forked], host.private_memory(pid))
+        if forked:
+            self._largest[False] = max(self._largest[False], held)
 
     def allows(self, under_way: int, *, forked: bool) -> bool:
         """Whether one more may begin while so many of its kind are under way; the first always may.
@@ -30,5 +38,5 @@ class Admission:
         A worker forked from built envs has nothing to do but to get its display, so more of them
         may be on their way at once.
         """
-        most = self._max_builds * (_FORKS_PER_BUILD if forked else 1)
-        return under_way < min(most, max(1, host.available_memory() // self._largest))
+        fitting = max(1, host.available_memory() // self._largest[forked])
+        return under_way < min(self._most[forked], fitting)

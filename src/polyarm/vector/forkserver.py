@@ -22,6 +22,7 @@ from polyarm.vector import host, interpreter, process
 from polyarm.vector.admission import Admission
 from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
+from polyarm.vector.memory_limit import MemoryLimit
 from polyarm.vector.nursery import Nursery
 from polyarm.vector.orders import Start
 from polyarm.vector.watcher import Watcher
@@ -60,7 +61,8 @@ class ForkServer:
         self._reaped_early: dict[int, int] = {}
         self._queue: deque[Start] = deque()
         self._admission = Admission(int(introduction["max_builds"]))
-        self._memory_limit: int | None = introduction["memory_limit"]
+        nbytes: int | None = introduction["memory_limit"]
+        self._memory_limit = None if nbytes is None else MemoryLimit(nbytes)
         self._search_path: list[str] = introduction["search_path"]
         self._memory_checked = 0.0
         self._displays: dict[int, set[int]] = {}
@@ -195,7 +197,7 @@ class ForkServer:
         child = Child(start, pid)
         self._children[pid] = child
         if start.built:
-            self._admission.learn(pid)
+            self._learn(child)
         message = {
             "event": "started",
             "worker": start.worker,
@@ -246,13 +248,16 @@ class ForkServer:
                 self._displays.setdefault(pid, set()).add(number)
                 continue
             # A worker may have built before its zygote has said that it exists.
-            running = {child.start: child.pid for child in self._children.values()}
+            running = {child.start: child for child in self._children.values()}
             for start in (*self._ordered, *running):
                 if (start.worker, start.generation) == (worker, generation):
                     start.built = True
                     if start in running:
-                        self._admission.learn(running[start])
+                        self._learn(running[start])
         self._nursery.evict()
+
+    def _learn(self, child: Child) -> None:
+        self._admission.learn(child.pid, forked=child.start.message["mode"] == "built")
 
     def _reap(self, signal_fd: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -315,10 +320,9 @@ class ForkServer:
         if limit is None or time.monotonic() < self._memory_checked + _MEMORY_CHECK_S:
             return
         self._memory_checked = time.monotonic()
-        for child in self._children.values():
-            if not child.reason and host.private_memory(child.pid) > limit:
-                child.reason = "memory"
-                process.kill(child.pid)
+        for pid in limit.exceeded(self._children):
+            self._children[pid].reason = "memory"
+            process.kill(pid)
 
     def _send_tail(self, worker: int, generation: int) -> None:
         spoken, text = self._last_words.get(worker, (0, ""))

@@ -118,21 +118,34 @@ def thread_limits(num_workers: int, *, forked: bool) -> dict[str, str]:
 
 def proportional_memory(pid: int) -> int:
     """Proportional set size of a process in bytes, 0 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    return next((int(li.split()[1]) * 1024 for li in text.splitlines() if li.startswith("Pss:")), 0)
+    return _kernel_figures(pid, "smaps_rollup").get("Pss", 0)
+
+
+def anonymous_memory(pid: int) -> int:
+    """Anonymous resident memory of a process in bytes, 0 if it is gone.
+
+    Pages count that it shares with processes it was forked from, or beside.
+    """
+    return _kernel_figures(pid, "status").get("RssAnon", 0)
 
 
 def private_memory(pid: int) -> int:
-    """Anonymous resident memory of a process in bytes, 0 if it is gone."""
+    """The part of a process's anonymous memory that is its alone, in bytes, 0 if it is gone."""
+    figures = _kernel_figures(pid, "smaps_rollup")
+    if not figures:
+        return anonymous_memory(pid)
+    own = figures.get("Private_Clean", 0) + figures.get("Private_Dirty", 0)
+    return min(own, figures.get("Anonymous", own))
+
+
+def _kernel_figures(pid: int, file: str) -> dict[str, int]:
+    """Sizes in bytes that the kernel tells of a process; empty if it is gone."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text()
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:
-        return 0
-    lines = text.splitlines()
-    return next((int(li.split()[1]) * 1024 for li in lines if li.startswith("RssAnon:")), 0)
+        return {}
+    sizes = (line.split() for line in lines if line.endswith(" kB"))
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in sizes}
 
 
 def machine_facts() -> dict[str, str | int | float]:

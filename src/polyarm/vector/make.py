@@ -88,7 +88,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         reset_timeout_s: The same for resets.
         build_timeout_s: The same for building an env.
         max_restarts: Failures in a row, without a finished episode, that a slot is forgiven.
-        memory_limit: Bytes of private memory after which a worker is killed and replaced.
+        memory_limit: Bytes of private memory after which a worker is killed and replaced; what it
+            shares with others it was forked beside is not private.
         clip_actions: Clip Box actions to their bounds; else they pass as they are.
         check_lifetimes: Spoil rows whose views have expired (NaN or 0xDB), to find stale reads.
         pin_workers: Bind each worker to one core, in turn.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from polyarm.vector import process
 from polyarm.vector.channel import Channel, Message
-from polyarm.vector.host import private_memory
+from polyarm.vector.host import anonymous_memory
 from polyarm.vector.orders import Handle, Key, Order, Spare, Start
 from polyarm.vector.watcher import Watcher
 from polyarm.vector.zygote import run_zygote
@@ -148,7 +148,7 @@ class Nursery:
     def evict(self) -> None:
         """Keep idle built zygotes within the budget; the least recently used goes first."""
         idle = sorted((h for h in self if h.idle and h.key[0] == "built"), key=lambda h: h.used_at)
-        sizes = [private_memory(handle.pid or 0) for handle in idle]
+        sizes = [anonymous_memory(handle.pid or 0) for handle in idle]
         excess = sum(sizes) - self._budget
         for handle, nbytes in zip(idle[:-1], sizes, strict=False):
             if excess <= 0:

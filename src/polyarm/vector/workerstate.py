@@ -31,7 +31,7 @@ class WorkerOptions:
         reset_timeout_s: Limit of one env reset.
         build_timeout_s: Limit of one env construction.
         max_restarts: Consecutive failures of a slot without a finished episode.
-        memory_limit: Bytes of private memory per worker, or None.
+        memory_limit: Bytes that a worker may hold alone, or None.
         entropy: Seeds the workers' global generators.
         pin: Whether each worker is bound to one core.
         x_server: Who runs an X server for them.

@@ -20,7 +20,7 @@ MIB = 1 << 20
 @pytest.fixture
 def zygotes(monkeypatch) -> Iterator[tuple[Nursery, dict[str, subprocess.Popen[bytes]]]]:
     """Three idle processes that have built something, a used longest ago; each holds 100 MiB."""
-    monkeypatch.setattr(nursery, "private_memory", lambda pid: 100 * MIB)
+    monkeypatch.setattr(nursery, "anonymous_memory", lambda pid: 100 * MIB)
     watcher = Watcher()
     made = Nursery(watcher, (), 250 * MIB, *[lambda *_: None] * 3)
     processes = {}
@@ -75,7 +75,7 @@ def test_what_is_at_work_and_what_was_used_last_stays(zygotes, monkeypatch):
     made, processes = zygotes
     first, *_ = made
     first.ready = False
-    monkeypatch.setattr(nursery, "private_memory", lambda pid: 1000 * MIB)
+    monkeypatch.setattr(nursery, "anonymous_memory", lambda pid: 1000 * MIB)
     made.evict()
     assert [handle.key for handle in made] == [("built", "a"), ("built", "c")]
     assert processes["b"].wait(10) == -9
