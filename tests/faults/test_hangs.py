@@ -65,6 +65,44 @@ def test_a_deadline_is_that_of_one_step_not_of_all_a_worker_was_woken_for(probe)
         assert info["steps"].tolist() == [6, 6]
 
 
+class ComputingEnv(CountingEnv):
+    """Computes in each step, on a core that all of these share."""
+
+    def __init__(self, step_s):
+        super().__init__(length=1000)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        self.step_s = step_s
+
+    def step(self, action):
+        began = time.process_time()
+        while time.process_time() - began < self.step_s:
+            pass
+        return super().step(action)
+
+
+def test_a_worker_that_waits_for_a_core_is_not_taken_for_a_hung_one(probe):
+    busy = partial(ComputingEnv, step_s=0.15)
+    with polyarm.make_vec(busy, num_envs=6, start="imports", step_timeout_s=0.4) as envs:
+        envs.reset()
+        began = time.monotonic()
+        result = envs.step(probe(envs).actions())
+        assert time.monotonic() - began > 0.8  # they had a sixth of a core each
+        assert "error" not in result[-1]
+        assert result[1].tolist() == [1] * 6
+
+
+def test_an_env_that_computes_for_ever_is_hung_when_it_has_done_so_for_its_limit(probe):
+    endless = partial(ComputingEnv, step_s=float("inf"))
+    with polyarm.make_vec([endless, counting], num_envs=2, step_timeout_s=0.5) as envs:
+        envs.reset()
+        began = time.monotonic()
+        info = envs.step(probe(envs).actions())[-1]
+        assert 0.4 < time.monotonic() - began < 10
+        assert info["error"][0].kind == "hung"
+        assert "in step" in info["error"][0].stack
+        assert info["error"][1] is None
+
+
 def test_a_hung_reset_has_a_deadline_of_its_own(probe, tmp_path):
     once = str(tmp_path / "once")
     with polyarm.make_vec(

@@ -96,7 +96,8 @@ class ForkServer:
             while not self._closing:
                 flushed = self._flush()
                 self._watcher.run_once(self._timeout() if flushed else 0.01)
-                self._nursery.check_deadlines(time.monotonic())
+                if self._nursery.check_deadlines(time.monotonic()):
+                    self._tell({"event": "patience"})
                 self._check_memory()
                 self._start_queued()
                 self._kill_orphans()

@@ -84,7 +84,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             ``"external:99"`` for screen ``:99.<local rank>``) or ``"none"``.
         infos: ``"auto"`` sends numeric keys every step and the rest at resets and ends;
             ``"full"`` pickles everything every step.
-        step_timeout_s: A worker whose env step takes longer is killed and replaced.
+        step_timeout_s: A worker whose env step takes longer is killed and replaced; one that still
+            computes when it has computed for as long, or after ten times as long.
         reset_timeout_s: The same for resets.
         build_timeout_s: The same for building an env.
         max_restarts: Failures in a row, without a finished episode, that a slot is forgiven.

@@ -127,18 +127,26 @@ class Nursery:
         for item in [*handle.sent, *handle.waiting]:
             self._fail_order(item, details)
 
-    def check_deadlines(self, now: float) -> None:
-        """Give up zygotes that take too long, after they have written where they are."""
+    def check_deadlines(self, now: float) -> bool:
+        """Give up zygotes that take too long, after they have written where they are.
+
+        Returns:
+            Whether one that is at work has been given more time.
+        """
+        patient = False
         for handle in self:
             if now <= handle.deadline:
                 continue
             if handle.overdue or handle.pid is None:
                 self.fail(handle, self._hung(handle))
+            elif handle.may_go_on(now):
+                patient = True
             else:
                 handle.overdue = True
                 handle.deadline = now + _LAST_WORDS_S
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(handle.pid, signal.SIGABRT)
+        return patient
 
     @staticmethod
     def _hung(handle: Handle) -> Message:

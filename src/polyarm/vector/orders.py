@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from polyarm.vector import process
 from polyarm.vector.capture import Capture
 from polyarm.vector.channel import Channel, Message
+from polyarm.vector.overdue import NOTABLE, LongCall
 from polyarm.vector.watcher import Watcher
 
 Key = tuple[object, ...]
@@ -94,6 +95,7 @@ class Handle:
         unborn: The zygote's end of the channel, until its parent has forked it.
         pid: Its process id, once known.
         deadline: When its next answer is overdue; infinite while it owes none.
+        preparing: What it does while it imports or builds.
         ready: Whether it can fork.
         waiting: Orders to pass on when it is ready.
         sent: Orders it has not answered yet, oldest first.
@@ -111,6 +113,7 @@ class Handle:
     unborn: socket.socket | None = None
     pid: int | None = None
     deadline: float = float("inf")
+    preparing: LongCall | None = None
     ready: bool = False
     waiting: deque[Order] = field(default_factory=deque)
     sent: deque[Order] = field(default_factory=deque)
@@ -122,7 +125,18 @@ class Handle:
     def expect_answer(self) -> None:
         """Start the clock of the next answer, or stop it if none is owed."""
         owed = not self.ready or self.sent
-        self.deadline = time.monotonic() + self.timeout_s if owed else float("inf")
+        now = time.monotonic()
+        self.deadline = now + self.timeout_s if owed else float("inf")
+        self.preparing = None if self.ready else LongCall(self.pid or 0, now, now)
+
+    def may_go_on(self, now: float) -> bool:
+        """Whether it gets more time, as it computes or waits for a core; sets a new deadline."""
+        call = self.preparing or LongCall(self.pid or 0, self.deadline - self.timeout_s, now)
+        if call.hangs(self.timeout_s, now):
+            return False
+        self.preparing = call
+        self.deadline = now + self.timeout_s * NOTABLE
+        return True
 
     @property
     def idle(self) -> bool:

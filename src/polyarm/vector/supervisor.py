@@ -1,7 +1,8 @@
 """Worker lives: started, watched, judged, replaced.
 
 A worker's bytes are given to a successor only after the fork server has reported it reaped.
-Deadlines apply to each env call, by what the worker itself last wrote on the board.
+Deadlines apply to each env call, by what the worker itself last wrote on the board. A worker that
+computes, or waits for a core, is given time beyond them.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Supervisor:
 
     def _handle(self, event: Message, before_death: Callable[[], None]) -> None:
         self._heard_at = time.monotonic()
-        if event["event"] in ("tail", "left behind"):
+        if event["event"] in ("tail", "left behind", "patience"):
             return
         worker = self._workers[event["worker"]]
         if event["generation"] != worker.generation:
@@ -271,7 +272,7 @@ class Supervisor:
         if phase == Phase.IDLE:
             since = max(since, worker.rung_at, self.rung_at)
             phase = Phase.BUILD if worker.stage is Stage.STARTING else Phase.STEP
-        if now - since > self._options.limit_s(phase):
+        if worker.hangs(since, self._options.limit_s(phase), now):
             worker.hung = not worker.leaving
             worker.signal(signal.SIGABRT)  # faulthandler writes the stack, then the process dies
             worker.kill_at = now + _LAST_WORDS_S

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from polyarm.contracts import ForkMode
 from polyarm.display import XServerMode
 from polyarm.vector.board import Phase
+from polyarm.vector.overdue import NOTABLE, LongCall
 from polyarm.vector.signals import Doorbell
 
 log = logging.getLogger("polyarm")
@@ -83,6 +84,7 @@ class WorkerState:
     pid: int = 0
     pidfd: int = -1
     rung_at: float = 0.0
+    long_call: LongCall | None = None
     deferred: list[int] = field(default_factory=list)
     leaving: bool = False
     closing: bool = False
@@ -104,7 +106,15 @@ class WorkerState:
             os.close(self.pidfd)
         self.doorbell, self.pidfd, self.pid = None, -1, 0
         self.leaving = self.closing = self.hung = False
-        self.kill_at = self.give_up_at = None
+        self.kill_at = self.give_up_at = self.long_call = None
+
+    def hangs(self, since: float, limit_s: float, now: float) -> bool:
+        """Whether the call it has been in since then is to be given up."""
+        if now - since < limit_s * NOTABLE:
+            return False
+        if self.long_call is None or self.long_call.since != since:
+            self.long_call = LongCall(self.pid, since, now)
+        return now - since > limit_s and self.long_call.hangs(limit_s, now)
 
     def signal(self, number: int) -> None:
         """Send a signal to exactly this process, never to a recycled pid."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +81,21 @@ def test_what_is_at_work_and_what_was_used_last_stays(zygotes, monkeypatch):
     made.evict()
     assert [handle.key for handle in made] == [("built", "a"), ("built", "c")]
     assert processes["b"].wait(10) == -9
+
+
+def test_a_zygote_that_builds_beyond_its_deadline_has_time_while_it_is_at_work(zygotes):
+    made, processes = zygotes
+    busy, asleep, _ = made
+    processes["busy"] = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy.pid = processes["busy"].pid
+    for handle in (busy, asleep):
+        handle.ready, handle.timeout_s = False, 0.3
+        handle.expect_answer()
+    had_time = 0
+    end = time.monotonic() + 60
+    while not busy.overdue and time.monotonic() < end:
+        time.sleep(0.02)
+        had_time += made.check_deadlines(time.monotonic())
+    assert had_time >= 1
+    assert asleep.overdue
+    assert processes["busy"].wait(10) == -6
