@@ -159,6 +159,15 @@ def test_a_failed_make_vec_whose_good_envs_hang_in_close_returns_soon():
     assert time.monotonic() - began < 15
 
 
+def test_a_fork_server_that_cannot_be_started_leaves_nothing_open(monkeypatch):
+    def no_process(*_, **__):
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    with pytest.raises(BlockingIOError, match="no more processes"):
+        polyarm.make_vec(counting, num_envs=2)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_workers_that_die_while_the_env_closes(probe, number):
     envs = polyarm.make_vec(counting, num_envs=4, num_workers=2)

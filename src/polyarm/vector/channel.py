@@ -9,11 +9,14 @@ from __future__ import annotations
 import array
 import os
 import pickle
+import resource
 import select
 import socket
 import struct
 from collections import deque
 from typing import Any
+
+from polyarm.errors import HostLimit
 
 _LENGTH = struct.Struct("=Q")
 _MAX_FDS = 16
@@ -81,10 +84,13 @@ class Channel:
         """Messages that have arrived, with their descriptors under ``"fds"``; None at the end.
 
         Blocks for at least one message when the channel is blocking.
+
+        Raises:
+            HostLimit: A descriptor that came with one is lost, as this process has too many.
         """
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(
+                data, fds, flags, _ = socket.recv_fds(
                     self.sock, 1 << 16, _MAX_FDS, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
@@ -92,6 +98,12 @@ class Channel:
             except ConnectionResetError:
                 return None
             self._fds.extend(fds)
+            if flags & socket.MSG_CTRUNC:
+                limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+                raise HostLimit(
+                    f"no room for a descriptor that was sent to process {os.getpid()}: its limit is"
+                    f" {limit} open files (ulimit -n); close some of them, or raise the limit"
+                )
             if not data:
                 return None
             self._received += data

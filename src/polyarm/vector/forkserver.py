@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from polyarm.display import xvfb
 from polyarm.display.xvfb import SharedScreen
+from polyarm.errors import HostLimit
 from polyarm.vector import host, interpreter, process
 from polyarm.vector.admission import Admission
 from polyarm.vector.capture import Capture
@@ -371,8 +372,11 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chdir(introduction["folder"])
     server = ForkServer(trainer, trainer_pidfd, introduction)
-    server.handle(rest)
-    server.run()
+    try:
+        server.handle(rest)
+        server.run()
+    except HostLimit as error:
+        sys.exit(f"polyarm-server: {error}")
 
 
 if __name__ == "__main__":

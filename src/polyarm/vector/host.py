@@ -7,8 +7,12 @@ import resource
 from pathlib import Path
 
 from polyarm.display.rank import is_task_of_srun, local_rank, local_ranks
+from polyarm.errors import HostLimit
 
 _CGROUP = Path("/sys/fs/cgroup")
+_TRAINER_FILES, _SERVER_FILES, _SPARE_FILES = 16, 48, 256
+"""Open files of the trainer's engine and of its fork server, beside two and three for each worker;
+and those that the trainer is left to open for something else."""
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -102,6 +106,25 @@ def raise_descriptor_limit(needed: int) -> None:
     if needed > soft:
         target = hard if hard != resource.RLIM_INFINITY else max(needed, 65536)
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+def allow_workers(num_workers: int) -> None:
+    """Raise the soft limit on open files so that the engine of so many workers fits, and more.
+
+    Raises:
+        HostLimit: The hard limit is too low, here or for the fork server, which has the same one.
+    """
+    opened = len(os.listdir("/proc/self/fd"))
+    needed = opened + _TRAINER_FILES + 2 * num_workers
+    raise_descriptor_limit(needed + _SPARE_FILES)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = max(needed, _SERVER_FILES + 3 * num_workers)
+    if hard != resource.RLIM_INFINITY and most > hard:
+        raise HostLimit(
+            f"num_workers={num_workers} needs a limit of {most} open files, as {opened} are open"
+            f" here, but the hard limit is {hard} (ulimit -Hn): use fewer workers, close files, or"
+            f" raise the hard limit; `polyarm doctor --num-envs {num_workers}` says how"
+        )
 
 
 def thread_limits(num_workers: int, *, forked: bool) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from polyarm.errors import ForkServerDied
+from polyarm.errors import ForkServerDied, HostLimit
 from polyarm.vector import host
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.worker import WorkerPlan
@@ -37,7 +37,7 @@ class ForkServerProcess:
     """
 
     def __init__(self, fds: tuple[int, int, int], options: WorkerOptions) -> None:
-        self.dead: ForkServerDied | None = None
+        self.dead: ForkServerDied | HostLimit | None = None
         ours, theirs = Channel.pair()
         pidfd = os.pidfd_open(os.getpid())
         try:
@@ -49,6 +49,9 @@ class ForkServerProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **options.environment, "PYTHONPATH": _package_path()},
             )
+        except BaseException:
+            ours.close()
+            raise
         finally:
             os.close(pidfd)
             theirs.close()
@@ -109,13 +112,18 @@ class ForkServerProcess:
 
         Raises:
             ForkServerDied: If it is gone.
+            HostLimit: There is no room for a descriptor that it has sent.
         """
-        messages = self.channel.receive()
+        try:
+            messages = self.channel.receive()
+        except HostLimit as error:  # and what it came with is lost, too
+            self.dead = error
+            raise
         if messages is None:
             raise self.death()
         return messages
 
-    def death(self) -> ForkServerDied:
+    def death(self) -> ForkServerDied | HostLimit:
         """An error that says how the server ended; the same one from then on."""
         if self.dead is not None:
             return self.dead
@@ -150,11 +158,12 @@ class ForkServerProcess:
     def _left_behind(self) -> str:
         """What the server could not end, by its last message."""
         pids: list[int] = []
-        while messages := self.channel.receive():
-            for message in messages:
-                pids += message.get("pids", [])
-                for fd in message["fds"]:
-                    os.close(fd)
+        with contextlib.suppress(HostLimit):  # no room for a descriptor that nobody wants any more
+            while messages := self.channel.receive():
+                for message in messages:
+                    pids += message.get("pids", [])
+                    for fd in message["fds"]:
+                        os.close(fd)
         return f"processes {pids} do not die of SIGKILL" if pids else ""
 
 

@@ -109,7 +109,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
         BuildError: When an env cannot be built.
-        HostLimit: When the shared block does not fit in memory, or the envs not into a cluster's.
+        HostLimit: When the shared block does not fit in memory, the workers not into the limit on
+            open files, or the envs not into a cluster.
     """
     arguments = dict(locals())  # while there is nothing else
     _check_counts(num_envs, num_workers, ring)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarm.errors import SlotError, WorkerError
+from polyarm.errors import HostLimit, SlotError, WorkerError
 from polyarm.vector import host
 from polyarm.vector.board import Board, Command, Op, Result, board_segment
 from polyarm.vector.engine import Done
@@ -53,7 +53,7 @@ class WorkerEngine:
         settings: SlotSettings,
         options: WorkerOptions,
     ) -> None:
-        host.raise_descriptor_limit(2 * len(groups) + 256)
+        host.allow_workers(len(groups))
         self.plans = list(plans)
         self._sequences = np.zeros(len(groups), np.int64)
         self._workers = [
@@ -84,7 +84,11 @@ class WorkerEngine:
         self._commands_at = [self.board.command_at(slot) for slot in range(settings.num_envs)]
         self._results_at = [self.board.result_at(slot) for slot in range(settings.num_envs)]
         fds = (self.block.fd, self.mail.fd, self._completions.write_fd)
-        self._server = ForkServerProcess(fds, options)
+        try:
+            self._server = ForkServerProcess(fds, options)
+        except BaseException:
+            self._free()
+            raise
         self._supervisor = Supervisor(
             self._server,
             self.board,
@@ -209,16 +213,19 @@ class WorkerEngine:
             end = time.monotonic() + timeout_s
             while any(worker.pid for worker in leaving) and time.monotonic() < end:
                 self._serve(0.1)
-        except (WorkerError, OSError) as error:
+        except (WorkerError, HostLimit, OSError) as error:
             log.warning("closing: %s", str(error))
         finally:
             self._server.close()
             self._supervisor.close()
             for worker in self._workers:
                 worker.forget_process()
-            self._completions.close()
-            self.block.close()
-            self.mail.close()
+            self._free()
+
+    def _free(self) -> None:
+        self._completions.close()
+        self.block.close()
+        self.mail.close()
 
     def _ring(self, worker: WorkerState, slots: Sequence[int], now: float) -> None:
         """Wake a worker for these slots.

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import resource
 import socket
 
 import pytest
 
+from polyarm.errors import HostLimit
 from polyarm.vector.channel import Channel
 
 
@@ -29,3 +31,17 @@ def test_what_has_arrived_is_known_of_descriptors_beyond_those_of_select() -> No
             channel.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_descriptor_that_finds_no_room_is_an_error_that_says_so() -> None:
+    ours, theirs = Channel.pair()
+    with ours, theirs:
+        receiver, sender = Channel(ours, blocking=False), Channel(theirs, blocking=False)
+        sender.send({"op": "worker"}, (os.eventfd(0),))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            with pytest.raises(HostLimit, match=r"no room for a descriptor .* 3 open files"):
+                receiver.receive()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -249,6 +249,37 @@ def test_the_soft_descriptor_limit_is_raised_where_it_is_too_low():
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
 
 
+def limited(soft, hard, opened, code):
+    """What a process prints that has so many files open below these limits."""
+    script = (
+        "import os, resource\n"
+        "from polyarm import HostLimit, make_vec\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"while len(os.listdir('/proc/self/fd')) < {opened}: os.open('/dev/null', os.O_RDONLY)\n"
+        f"{code}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_files_that_are_open_already_count():
+    code = "make_vec('toy/count-3', num_envs=4).close(); print('fine')"
+    assert limited(300, 4096, 295, code) == "fine\n"
+
+
+@pytest.mark.parametrize(
+    ("hard", "opened", "needed"), [(40, 10, 51), (120, 110, 110 + 18)], ids=["server", "trainer"]
+)
+def test_a_hard_descriptor_limit_that_is_too_low_is_told_with_what_is_needed(hard, opened, needed):
+    code = "try: make_vec('toy/count-3', num_envs=1)\nexcept HostLimit as error: print(error)"
+    told = limited(hard, hard, opened, code)
+    assert f"num_workers=1 needs a limit of {needed} open files, as {opened} are open" in told
+    assert f"the hard limit is {hard}" in told
+
+
 def test_memory_of_processes_is_read_from_the_kernel():
     assert host.private_memory(os.getpid()) > 2**20
     assert host.proportional_memory(os.getpid()) > 2**20
