@@ -25,8 +25,6 @@ DESCRIPTORS_PER_WORKER, DESCRIPTORS = 8, 256
 THREADS_PER_WORKER, THREADS_PER_X_WORKER, THREADS = 4, 32, 128
 """Roughly; CoppeliaSim and its X server start some for each core."""
 
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 _SHM = Path("/dev/shm")
 _GIB = 2**30
 
@@ -114,7 +112,7 @@ def pids_limit() -> tuple[int, int]:
     Of this process's cgroup and its ancestors, the one with the least room counts.
     """
     tightest = (int(resource.RLIM_INFINITY), 0)
-    for file in [*host.cgroup_files("pids.max"), *_old_pids_files()]:
+    for file in [*host.cgroup_files("pids.max"), *host.cgroup_files("pids.max", "pids")]:
         text, current = file.read_text().strip(), file.with_name("pids.current")
         used = int(current.read_text()) if current.is_file() else 0
         unlimited = tightest[0] == resource.RLIM_INFINITY
@@ -131,15 +129,6 @@ def own_tasks() -> int:
             if process.stat().st_uid == os.getuid():
                 count += sum(1 for _ in (process / "task").iterdir())
     return count
-
-
-def _old_pids_files() -> list[Path]:
-    """The same of a cgroup of version 1, or of its container."""
-    lines = _MEMBERSHIP.read_text().splitlines() if _MEMBERSHIP.is_file() else []
-    inside = next((line.split(":", 2)[2] for line in lines if ":pids:" in line), "/")
-    folder = _CGROUP / "pids" / inside.lstrip("/")
-    folders = [one for one in (folder, *folder.parents) if one.is_relative_to(_CGROUP / "pids")]
-    return [one / "pids.max" for one in folders if (one / "pids.max").is_file()]
 
 
 def _raise(kind: str, number: int) -> str:

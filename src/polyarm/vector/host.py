@@ -10,6 +10,7 @@ from polyarm.display.rank import is_task_of_srun, local_rank, local_ranks
 from polyarm.errors import HostLimit
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _TRAINER_FILES, _SERVER_FILES, _SPARE_FILES = 16, 48, 256
 """Open files of the trainer's engine and of its fork server, beside two and three for each worker;
 and those that the trainer is left to open for something else."""
@@ -23,16 +24,25 @@ _THREAD_VARIABLES = (
 )
 
 
-def cgroup_files(name: str) -> list[Path]:
-    """The file ``name`` of this process's cgroup and of each of its ancestors (cgroup v2)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    inside = next((line.split("::", 1)[1] for line in lines if line.startswith("0::")), "/")
-    folder = _CGROUP / inside.lstrip("/")
+def cgroup_files(name: str, controller: str = "") -> list[Path]:
+    """The file ``name`` of this process's cgroup and of each of its ancestors.
+
+    In a container, a path of the host leads nowhere, and only the mount's own files are there.
+
+    Args:
+        name: The file's name.
+        controller: Of cgroup v1, which has a tree for each, such as ``"memory"``; else v2.
+    """
+    root, inside = _CGROUP / (controller or "unified"), "/"
+    for line in _MEMBERSHIP.read_text().splitlines() if _MEMBERSHIP.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root, inside = _CGROUP / (controllers or "unified"), path
+    if not root.is_dir():
+        root = _CGROUP / controller  # where v1 has links to its trees, and v2 everything
+    folder = root / inside.lstrip("/")
     folders = [folder, *folder.parents]
-    return [f / name for f in folders if f.is_relative_to(_CGROUP) and (f / name).is_file()]
+    return [f / name for f in folders if f.is_relative_to(root) and (f / name).is_file()]
 
 
 def _cgroup_cores() -> float:
@@ -42,9 +52,9 @@ def _cgroup_cores() -> float:
         quota, period = file.read_text().split()[:2]
         if quota != "max":
             allowed = min(allowed, int(quota) / int(period))
-    quota_file, period_file = (_CGROUP / "cpu" / f"cpu.cfs_{k}_us" for k in ("quota", "period"))
-    if quota_file.is_file() and (quota_us := int(quota_file.read_text())) > 0:
-        allowed = min(allowed, quota_us / int(period_file.read_text()))
+    for file in cgroup_files("cpu.cfs_quota_us", "cpu"):
+        if (quota_us := int(file.read_text())) > 0:
+            allowed = min(allowed, quota_us / int(file.with_name("cpu.cfs_period_us").read_text()))
     return allowed
 
 
@@ -82,21 +92,24 @@ def available_memory() -> int:
         limit = file.read_text().strip()
         current = file.with_name("memory.current")
         if limit != "max" and current.is_file():
-            used = int(current.read_text()) - _droppable(file.with_name("memory.stat"))
+            used = int(current.read_text()) - _droppable(file)
             room = min(room, int(limit) - used)
-    old = _CGROUP / "memory"  # cgroup v1
-    if (limit_file := old / "memory.limit_in_bytes").is_file():
-        used = int((old / "memory.usage_in_bytes").read_text()) - _droppable(old / "memory.stat")
-        room = min(room, int(limit_file.read_text()) - used)
+    for file in cgroup_files("memory.limit_in_bytes", "memory"):
+        used = int(file.with_name("memory.usage_in_bytes").read_text())
+        room = min(room, int(file.read_text()) - used + _droppable(file, "total_"))
     return max(room, 0)
 
 
-def _droppable(stat: Path) -> int:
-    """Bytes of a cgroup's page cache that the kernel gives up before anything else."""
-    if not stat.is_file():
-        return 0
-    lines = (line.split() for line in stat.read_text().splitlines())
-    names = ("inactive_file", "active_file")
+def _droppable(limit: Path, prefix: str = "") -> int:
+    """Bytes of a cgroup's page cache that the kernel gives up before anything else.
+
+    Args:
+        limit: The file of the cgroup's limit.
+        prefix: Of the names of figures that include the groups below, as the usage does.
+    """
+    stat = limit.with_name("memory.stat")
+    lines = [line.split() for line in stat.read_text().splitlines()] if stat.is_file() else []
+    names = (f"{prefix}inactive_file", f"{prefix}active_file")
     return sum(int(value) for name, value in lines if name in names)
 
 

@@ -28,9 +28,8 @@ def limits(monkeypatch, tmp_path):
         return value if isinstance(value, tuple) else (value, value)
 
     monkeypatch.setattr(resource, "getrlimit", getrlimit)
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
-    monkeypatch.setattr(machine, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(host, "cgroup_files", lambda name: [*tmp_path.rglob(name)])
+    monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(host, "_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(machine, "own_tasks", lambda: 0)
     return values
 
@@ -162,6 +161,7 @@ def test_the_cgroup_with_the_least_room_counts(limits, tmp_path):
     assert machine.pids_limit() == (resource.RLIM_INFINITY, 0)
     inner = tmp_path / "user.slice" / "job"
     inner.mkdir(parents=True)
+    (tmp_path / "membership").write_text("0::/user.slice/job\n")
     for folder, most, now in ((tmp_path, "4096", "4000"), (inner, "1000", "10")):
         (folder / "pids.max").write_text(f"{most}\n")
         (folder / "pids.current").write_text(f"{now}\n")
@@ -170,8 +170,7 @@ def test_the_cgroup_with_the_least_room_counts(limits, tmp_path):
     assert machine.pids_limit() == (1000, 950)
 
 
-def test_the_old_cgroups_have_their_limit_on_the_process_s_path(limits, tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "cgroup_files", lambda name: [])
+def test_the_old_cgroups_have_their_limit_on_the_process_s_path(limits, tmp_path):
     (tmp_path / "membership").write_text("3:pids:/docker/abc\n0::/\n")
     folder = tmp_path / "pids" / "docker" / "abc"
     folder.mkdir(parents=True)

@@ -13,11 +13,14 @@ from polyarm import HostLimit, make_vec
 from polyarm.testing import CountingEnv
 from polyarm.vector import host
 
+MIB = 1 << 20
+
 
 @pytest.fixture
 def cgroup(tmp_path, monkeypatch):
     """An empty cgroup tree, and a function that writes its files."""
     monkeypatch.setattr(host, "_CGROUP", tmp_path)
+    monkeypatch.setattr(host, "_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -88,20 +91,29 @@ def test_the_old_cgroup_files_count_too(cgroup):
     assert host.cores() == 16
 
 
-def test_the_tightest_group_on_the_way_up_counts(cgroup, tmp_path, monkeypatch):
-    cgroup("cpu.max", "800000 100000")
-    cgroup("job/cpu.max", "600000 100000")
-    cgroup("job/step/cpu.max", "max 100000")
-    real = host.Path
-
-    class FakePath(type(real())):
-        def read_text(self, *args, **kwargs):
-            if str(self) == "/proc/self/cgroup":
-                return "0::/job/step\n"
-            return super().read_text(*args, **kwargs)
-
-    monkeypatch.setattr(host, "Path", FakePath)
+@pytest.mark.parametrize("root", ["", "unified/"])
+def test_the_tightest_group_on_the_way_up_counts(cgroup, root):
+    cgroup("membership", "4:memory:/elsewhere\n0::/job/step\n")
+    cgroup(f"{root}cpu.max", "800000 100000")
+    cgroup(f"{root}job/cpu.max", "600000 100000")
+    cgroup(f"{root}job/step/cpu.max", "max 100000")
     assert host.cores() == 6
+
+
+@pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
+def test_the_tightest_old_group_on_the_way_up_counts(cgroup, mount):
+    cgroup("membership", "4:memory:/\n3:cpu,cpuacct:/slurm/job\n1:name=systemd:/\n0::/\n")
+    for group, quota in (("", -1), ("slurm/", 500000), ("slurm/job/", 700000)):
+        cgroup(f"{mount}/{group}cpu.cfs_quota_us", f"{quota}\n")
+        cgroup(f"{mount}/{group}cpu.cfs_period_us", "100000\n")
+    assert host.cores() == 5
+
+
+def test_in_a_container_only_the_mounts_own_group_can_be_seen(cgroup):
+    cgroup("membership", "3:cpu,cpuacct:/docker/0123\n")
+    cgroup("cpu/cpu.cfs_quota_us", "300000\n")
+    cgroup("cpu/cpu.cfs_period_us", "100000\n")
+    assert host.cores() == 3
 
 
 def in_step(monkeypatch, **variables):
@@ -174,10 +186,20 @@ def test_a_memory_limit_of_an_old_group_counts_too(cgroup):
     limit = cgroup("memory/memory.limit_in_bytes", str(10 * 2**20))
     cgroup("memory/memory.usage_in_bytes", str(9 * 2**20))
     cgroup("memory/memory.stat", f"inactive_file {3 * 2**20}\ntotal_inactive_file {5 * 2**20}\n")
-    assert host.available_memory() == 4 * 2**20
+    assert host.available_memory() == 6 * 2**20
     unlimited = 2**63 - 4096
     limit.write_text(str(unlimited))
     assert 10 * 2**20 < host.available_memory() < unlimited - 9 * 2**20
+
+
+def test_the_old_memory_group_with_the_least_room_counts(cgroup):
+    cgroup("membership", "4:memory:/slurm/job\n0::/\n")
+    for group, limit, used in (("", 2**50, 2**30), ("slurm/", 8 * MIB, 3 * MIB)):
+        cgroup(f"memory/{group}memory.limit_in_bytes", str(limit))
+        cgroup(f"memory/{group}memory.usage_in_bytes", str(used))
+    cgroup("memory/slurm/job/memory.limit_in_bytes", str(7 * MIB))
+    cgroup("memory/slurm/job/memory.usage_in_bytes", str(3 * MIB))
+    assert host.available_memory() == 4 * MIB
 
 
 def test_forked_workers_have_one_thread_and_fresh_ones_their_share(cgroup):
