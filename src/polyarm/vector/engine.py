@@ -68,7 +68,7 @@ class Engine(Protocol):
         ...
 
     def finished_episode(self, slot: int) -> None:
-        """Note that a slot works: its failures are no longer consecutive."""
+        """Note that a slot works: its failures are no longer in a row."""
         ...
 
     def set_attribute(self, slot: int, name: str, value: Any) -> None:

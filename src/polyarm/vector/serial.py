@@ -39,7 +39,7 @@ class SerialEngine:
         plans: What each slot holds, by slot.
         settings: What all slots share.
         environment: Of display and suites, set here until the engine is closed.
-        max_restarts: Consecutive failures of a slot without a finished episode.
+        max_restarts: Failures of a slot in a row, without a finished episode.
         own_screen: Whether to start an X server for this process.
     """
 
@@ -114,7 +114,7 @@ class SerialEngine:
         return letter
 
     def finished_episode(self, slot: int) -> None:
-        """Note that a slot works: its failures are no longer consecutive."""
+        """Note that a slot works: its failures are no longer in a row."""
         self._strikes[slot] = 0
 
     def set_attribute(self, slot: int, name: str, value: Any) -> None:
@@ -178,6 +178,6 @@ class SerialEngine:
         self._strikes[slot] += 1
         if self._strikes[slot] > self._max_restarts:
             self._fatal = WorkerDied(
-                f"gave up after {self._strikes[slot]} consecutive failures"
+                f"gave up after {self._strikes[slot]} failures in a row"
                 f" (max_restarts={self._max_restarts}): {failure}"
             )

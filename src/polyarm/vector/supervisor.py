@@ -122,7 +122,7 @@ class Supervisor:
             worker.signal(signal.SIGKILL)
 
     def works(self, slot: int) -> None:
-        """Note that a slot has finished an episode: its failures are no longer consecutive."""
+        """Note that a slot has finished an episode: its failures are no longer in a row."""
         self._strikes[slot] = 0
 
     def receive(self) -> None:

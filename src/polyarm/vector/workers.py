@@ -168,7 +168,7 @@ class WorkerEngine:
         return letter
 
     def finished_episode(self, slot: int) -> None:
-        """Note that a slot works: its failures are no longer consecutive."""
+        """Note that a slot works: its failures are no longer in a row."""
         self._supervisor.works(slot)
 
     def set_attribute(self, slot: int, name: str, value: Any) -> None:

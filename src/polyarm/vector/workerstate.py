@@ -31,7 +31,7 @@ class WorkerOptions:
         step_timeout_s: Limit of one env step, call or close.
         reset_timeout_s: Limit of one env reset.
         build_timeout_s: Limit of one env construction.
-        max_restarts: Consecutive failures of a slot without a finished episode.
+        max_restarts: Failures of a slot in a row, without a finished episode.
         memory_limit: Bytes that a worker may hold alone, or None.
         entropy: Seeds the workers' global generators.
         pin: Whether each worker is bound to one core.
