@@ -104,16 +104,26 @@ class Commands:
         Raises:
             EnvCallError: With the first env's traceback.
         """
+        self.raise_for(name, self.ask(mode, name, each, kwargs))
+        return tuple(self._engine.letter(slot)["value"] for slot in self._ledger.everybody)
+
+    def ask(
+        self, mode: CallMode, name: str, each: Sequence[Any], kwargs: dict[str, Any]
+    ) -> list[SlotError]:
+        """Call into every env; what failed, while the others' values are in their letters."""
         engine, everybody = self._engine, self._ledger.everybody
         self._written = None
         engine.board.commands[:, Command.OP] = Op.CALL
         self.write_letters(self._ledger.all, [(mode, name, args, kwargs) for args in each])
         self.calling = set(everybody)
         engine.dispatch(everybody, Op.CALL)
-        failures = self._lost_among(self._take(self.calling))
+        return self._lost_among(self._take(self.calling))
+
+    @staticmethod
+    def raise_for(name: str, failures: Sequence[SlotError]) -> None:
+        """Raise the first failure of a call, if there is one."""
         if failures:
             raise EnvCallError(f"{name}: {failures[0]}")
-        return tuple(engine.letter(slot)["value"] for slot in everybody)
 
     def switched(self) -> list[Done]:
         """Wait until the slots of ``calling`` hold the envs that they were to have."""

@@ -218,14 +218,20 @@ class VectorEnv(AsynchronousEnv):
         Args:
             name: The attribute.
             values: One value for all, or a list or tuple with one per slot.
+
+        Raises:
+            EnvCallError: An env refuses its value; the others have theirs, also when restarted.
         """
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
         self._require_idle("set_attr")
-        self._commands.request("set", name, list(each), {})
+        failures = self._commands.ask("set", name, list(each), {})
+        failed = {failure.slot for failure in failures}
         for slot, value in enumerate(each):
-            self._engine.set_attribute(slot, name, value)
+            if slot not in failed:
+                self._engine.set_attribute(slot, name, value)
+        self._commands.raise_for(name, failures)
 
     def render(self) -> tuple[Any, ...] | None:
         """What every env's ``render()`` returns."""

@@ -183,6 +183,27 @@ def test_attributes_are_set_again_on_envs_whose_worker_was_killed(make_any):
     assert env.get_attr("label") == ("a", "b", "c", "d")
 
 
+def test_a_value_that_one_env_refuses_stays_with_the_others_when_they_are_restarted(
+    make_everywhere,
+):
+    class ChoosyEnv(CrashingEnv):
+        def __setattr__(self, name, value):
+            if name == "label" and value == "refused":
+                raise ValueError("not this one")
+            super().__setattr__(name, value)
+
+    env = make_everywhere(partial(ChoosyEnv, at=2))
+    env.set_attr("label", "before")
+    with pytest.raises(EnvCallError, match=r"slot 1 .*not this one"):
+        env.set_attr("label", ["a", "refused", "c", "d"])
+    assert env.get_attr("label") == ("a", "before", "c", "d")
+    env.reset(seed=0)
+    env.step(ALL)
+    assert env.step(ALL)[3].all()  # all of them crash
+    env.step(ALL)
+    assert env.get_attr("label") == ("a", "before", "c", "d")
+
+
 def test_attributes_can_be_read_before_the_first_reset(make_any):
     assert make_any(CountingEnv).get_attr("instruction") == ("count to 10",) * 4
 
