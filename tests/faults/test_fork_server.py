@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import polyarm
-from polyarm.errors import ForkServerDied, WorkerDied
+from polyarm.errors import ForkServerDied, InvalidCall, WorkerDied
 from polyarm.testing import (
     CountingEnv,
     CrashingEnv,
@@ -28,7 +28,7 @@ from polyarm.testing import (
     SegfaultingEnv,
     SlowEnv,
 )
-from polyarm.vector import host
+from polyarm.vector import host, process
 from polyarm.vector.board import Phase
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.signals import announce
@@ -300,7 +300,23 @@ def test_repeated_exceptions_in_one_slot_workers_leave_nothing_either(probe):
         assert max(counts[15:]) <= max(counts[:5]) + 2
 
 
-@pytest.mark.parametrize("way", ["exit", "close", "daemon"])
+def refused_everything(envs, look):
+    """Like a DataLoader's worker that was given the trainer's env."""
+    calls = [
+        lambda: envs.step(look.actions()),
+        lambda: envs.step_chunk(look.actions(2)),
+        lambda: envs.send(look.actions()),
+        envs.reset,
+        envs.recv,
+        envs.render,
+        lambda: envs.get_attr("length"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidCall, match=f"belongs to process {os.getppid()}"):
+            call()
+
+
+@pytest.mark.parametrize("way", ["exit", "close", "daemon", "calls"])
 def test_a_forked_copy_of_the_trainer_does_nothing_to_the_running_env(probe, way):
     with polyarm.make_vec(counting, num_envs=2) as envs:
         look = probe(envs)
@@ -308,15 +324,15 @@ def test_a_forked_copy_of_the_trainer_does_nothing_to_the_running_env(probe, way
         envs.step(look.actions())
         pids = envs.worker_pids
         envs.send(look.actions())
+        does = {
+            "exit": int,
+            "close": envs.close,
+            "daemon": envs._finalizer,
+            "calls": partial(refused_everything, envs, look),
+        }
         copy = os.fork()
         if copy == 0:
-            try:
-                if way == "close":
-                    envs.close()
-                if way == "daemon":
-                    envs._finalizer()
-            finally:
-                os._exit(0)
+            process.run_and_leave(does[way])
         assert os.waitpid(copy, 0)[1] == 0
         assert envs.recv(2).rewards.tolist() == [2, 2]
         for number in (3, 4):

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from polyarm.contracts import EnvSpec
-from polyarm.errors import BuildError, ClosedEnv, SlotError
+from polyarm.errors import BuildError, ClosedEnv, InvalidCall, SlotError
 from polyarm.vector.actions import ActionCheck
 from polyarm.vector.board import Result
 from polyarm.vector.commands import Commands
@@ -85,6 +85,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = settings.num_envs
         self._engine = engine
         self._maker_pid = os.getpid()
+        _living.add(self)
         self._finalizer = weakref.finalize(self, _close_engine, engine, self._maker_pid)
         self._settings = settings
         self._options = options
@@ -234,6 +235,11 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._ledger.require_none_pending(what)
 
     def _require_open(self) -> None:
+        if self.closed and os.getpid() != self._maker_pid:
+            raise InvalidCall(
+                f"this vector env belongs to process {self._maker_pid}, and this one is a forked"
+                f" copy, such as a DataLoader's worker: make a vector env here"
+            )
         if self.closed:
             raise ClosedEnv("this vector env has been closed")
         self._engine.require_alive()
@@ -246,3 +252,15 @@ def _close_engine(engine: Engine, maker: int, timeout_s: float = _CLOSE_S) -> No
     """Close an engine, but only in the process that made it."""
     if os.getpid() == maker:
         engine.close(timeout_s)
+
+
+_living: weakref.WeakSet[BlockEnv] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a forked copy of the process, close all: they share their block with the original's."""
+    for env in _living:
+        env.closed = True
+
+
+os.register_at_fork(after_in_child=_disown)
