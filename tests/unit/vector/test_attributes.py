@@ -183,9 +183,7 @@ def test_attributes_are_set_again_on_envs_whose_worker_was_killed(make_any):
     assert env.get_attr("label") == ("a", "b", "c", "d")
 
 
-def test_a_value_that_one_env_refuses_stays_with_the_others_when_they_are_restarted(
-    make_everywhere,
-):
+def test_a_value_that_one_env_refuses_stays_with_the_others_after_a_restart(make_everywhere):
     class ChoosyEnv(CrashingEnv):
         def __setattr__(self, name, value):
             if name == "label" and value == "refused":
