@@ -69,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--envs-minutes", type=float, default=0.5, help="life of a vector env")
+    parser.add_argument("--tasks", nargs="+", default=TASKS, help="what the vector envs run")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     logging.getLogger("polyarm").setLevel(logging.CRITICAL)  # failures are meant here
@@ -76,12 +77,12 @@ def main() -> None:
     findings = Findings()
     end = time.monotonic() + 60 * options.minutes
     # The first envs fill caches and load libraries; growth is counted from there.
-    for task in TASKS:
+    for task in options.tasks:
         live(task, dice, findings, time.monotonic() + min(5.0, 6 * options.minutes))
     before = settled()
     while time.monotonic() < end:
         until = min(end, time.monotonic() + 60 * options.envs_minutes)
-        live(dice.choice(TASKS), dice, findings, until)
+        live(dice.choice(options.tasks), dice, findings, until)
     compare("trainer", before, settled(), findings)
     report(findings, options)
     sys.exit(1 if findings.problems else 0)
