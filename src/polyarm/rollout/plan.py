@@ -125,7 +125,8 @@ def _provenance(spec: EnvSpec, task: TaskLike) -> dict[str, Any]:
     if description is not None:
         about = dict(description.provenance)
     else:
-        settings = {key: value for key, value in spec.options.items() if key != "factory"}
+        carried = ("factory", "carried_registration")
+        settings = {key: value for key, value in spec.options.items() if key not in carried}
         about = {"gymnasium": gymnasium.__version__, **settings}
     if callable(task):
         about["env"] = function_fingerprint(task)["source"]

@@ -5,7 +5,9 @@ Envs are handed over as they are: their own observations, their own seeding.
 
 from __future__ import annotations
 
+import copy
 import importlib
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -13,7 +15,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
-from gymnasium.envs.registration import parse_env_id
+from gymnasium.envs.registration import load_env_creator, parse_env_id
 
 from polyarm.contracts import EnvDescription, EnvSpec, ForkMode, Requirement, Task
 from polyarm.errors import BuildError, InvalidCall, UnknownName
@@ -43,15 +45,18 @@ class GymnasiumSuite:
     def check(self, spec: EnvSpec) -> EnvSpec:
         """Look the id up, unless it names a module that has yet to register it.
 
+        What is found travels with the spec: a script may have registered it, and workers have not.
+
         Raises:
             UnknownName: No such id, or cameras were asked for.
         """
         _refuse_cameras(spec)
-        if ":" not in spec.task and _registered(spec.task) is None:
-            hint = "An id from a module that is not imported yet is written 'gym/module:EnvId-v0'."
-            known = [f"gym/{env_id}" for env_id in gymnasium.registry]
-            raise UnknownName("task", spec.name, known, hint)
-        return spec
+        if ":" in spec.task:
+            return spec
+        if (registered := _registered(spec.task)) is None:
+            raise _unknown(spec)
+        packed = _packed(registered)
+        return spec.with_options(**{_CARRIED: (os.getpid(), packed)}) if packed else spec
 
     def describe(self, spec: EnvSpec) -> EnvDescription | None:
         """None: spaces are known once the env is built."""
@@ -63,16 +68,24 @@ class GymnasiumSuite:
 
     def preload(self, spec: EnvSpec) -> None:
         """Import the module that registers the env, and the one that holds its class."""
-        module, _, env_id = spec.task.rpartition(":")
-        if module:
+        if module := spec.task.rpartition(":")[0]:
             importlib.import_module(module)
-        registered = _registered(env_id)
+        registered = _registration(spec)
         if registered is not None and isinstance(registered.entry_point, str):
             importlib.import_module(registered.entry_point.partition(":")[0])
 
     def make(self, spec: EnvSpec) -> gymnasium.Env[Any, Any]:
-        """Build the env with `gymnasium.make`, with the wrappers it brings."""
-        return gymnasium.make(spec.task, **spec.options)
+        """Build the env with `gymnasium.make`, with the wrappers it brings.
+
+        Raises:
+            UnknownName: This process does not know the id.
+        """
+        options = {name: value for name, value in spec.options.items() if name != _CARRIED}
+        if ":" in spec.task:
+            return gymnasium.make(spec.task, **options)
+        if (registered := _registration(spec)) is None:
+            raise _unknown(spec)
+        return gymnasium.make(registered, **options)
 
     def attach_display(self, env: gymnasium.Env[Any, Any]) -> None:
         """Nothing to do: a Gymnasium env sets up its own rendering."""
@@ -150,6 +163,8 @@ class CallableSuite:
         """Nothing to do: the env sets up its own rendering."""
 
 
+_CARRIED = "carried_registration"
+"""Option with which an id's registration travels: of which process it is, and as pickled bytes."""
 _GYMNASIUM = Requirement("gymnasium", version("gymnasium"), "pip install gymnasium")
 
 
@@ -173,6 +188,36 @@ def _registered(env_id: str) -> GymnasiumSpec | None:
         if env_version is None and (spec.namespace, spec.name) == (namespace, name)
     ]
     return max(versions, key=lambda spec: spec.version or 0, default=None)
+
+
+def _unknown(spec: EnvSpec) -> UnknownName:
+    hint = "An id from a module that is not imported yet is written 'gym/module:EnvId-v0'."
+    return UnknownName("task", spec.name, [f"gym/{env_id}" for env_id in gymnasium.registry], hint)
+
+
+def _registration(spec: EnvSpec) -> GymnasiumSpec | None:
+    """What the trainer knew under the id, or else this process does."""
+    registered = _registered(spec.task.rpartition(":")[2])
+    pid, packed = spec.options.get(_CARRIED, (os.getpid(), None))
+    if packed is None or (registered is not None and pid == os.getpid()):
+        return registered
+    unpacked: GymnasiumSpec = pickle.loads(packed)
+    return unpacked
+
+
+def _packed(registered: GymnasiumSpec) -> bytes | None:
+    """A registration that another process can use; None if it holds what cannot be pickled."""
+    import cloudpickle
+
+    try:
+        if str(registered.entry_point).startswith("__main__:"):
+            found: Any = load_env_creator(str(registered.entry_point))
+            registered = copy.copy(registered)
+            registered.entry_point = found
+        packed: bytes = cloudpickle.dumps(registered)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
+    return packed
 
 
 def _load_factory(factory: bytes | str) -> Callable[[], object]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import cloudpickle
 import gymnasium
 import pytest
@@ -40,6 +45,67 @@ def test_an_id_that_gymnasium_accepts_is_accepted_and_made(task: str) -> None:
 def test_an_unknown_id_is_refused(task: str) -> None:
     with pytest.raises(UnknownName, match="unknown task 'gym/"):
         GYM.check(EnvSpec("gym", task))
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """What is registered in a test is gone after it."""
+    before = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+def test_an_id_that_a_script_has_registered_is_made_where_nobody_knows_it(registered: None) -> None:
+    import gymnasium.envs.classic_control.cartpole as cartpole
+
+    class Mine(cartpole.CartPoleEnv):
+        pass
+
+    gymnasium.register("Mine-v0", entry_point=Mine, max_episode_steps=7)
+    spec = GYM.check(EnvSpec("gym", "Mine-v0", options={"sutton_barto_reward": True}))
+    assert GYM.check(spec) == spec
+    assert GYM.make(spec).unwrapped.__class__ is Mine
+    del gymnasium.registry["Mine-v0"]
+    GYM.preload(spec)
+    env = GYM.make(spec)
+    assert env.unwrapped.__class__.__name__ == "Mine"
+    assert env.unwrapped._sutton_barto_reward is True
+    assert env.spec is not None
+    assert (env.spec.id, env.spec.max_episode_steps) == ("Mine-v0", 7)
+
+
+def test_an_entry_point_in_the_script_itself_travels(
+    registered: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import __main__
+
+    def entry() -> Any:
+        return gymnasium.make("CartPole-v1")
+
+    monkeypatch.setattr(__main__, "entry", entry, raising=False)
+    gymnasium.register("Main-v0", entry_point="__main__:entry")
+    spec = pickle.loads(pickle.dumps(GYM.check(EnvSpec("gym", "Main-v0"))))
+    monkeypatch.delattr(__main__, "entry")
+    del gymnasium.registry["Main-v0"]
+    assert type(GYM.make(spec).unwrapped).__name__ == "CartPoleEnv"
+
+
+def test_an_id_that_cannot_travel_is_made_here_and_answered_with_a_hint_elsewhere(
+    registered: None,
+) -> None:
+    lock = threading.Lock()
+
+    def entry() -> Any:
+        with lock:
+            return gymnasium.make("CartPole-v1")
+
+    gymnasium.register("Locked-v0", entry_point=entry)
+    spec = GYM.check(EnvSpec("gym", "Locked-v0"))
+    assert type(GYM.make(spec).unwrapped).__name__ == "CartPoleEnv"
+    del gymnasium.registry["Locked-v0"]
+    with pytest.raises(UnknownName, match="gym/module:EnvId-v0"):
+        GYM.make(spec)
 
 
 def test_options_reach_the_env() -> None:

@@ -1,0 +1,47 @@
+"""Gymnasium ids that a script has registered, and no module that workers could import."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from polyarm.testing import CountingEnv
+
+
+@pytest.fixture
+def register():
+    """`gymnasium.register`, undone after the test."""
+    before = dict(gymnasium.registry)
+    yield gymnasium.register
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+def test_an_id_that_the_script_has_registered_is_known_to_every_engine(make, register):
+    class ScriptEnv(CountingEnv):
+        def __init__(self, start=0, **options):
+            super().__init__(**options)
+            self.start = start
+
+        def step(self, action):
+            obs, _, *rest = super().step(action)
+            return obs, float(self.start + self.step_number), *rest
+
+    register("Script-v3", entry_point=ScriptEnv, kwargs={"start": 10}, max_episode_steps=2)
+    env = make("gym/Script-v3", length=50)
+    env.reset()
+    assert env.step(np.zeros((4, 2), np.float32))[1].tolist() == [11] * 4
+    assert env.step(np.zeros((4, 2), np.float32))[3].all()
+    assert env.provenance[0]["task"] == "gym/Script-v3"
+
+
+def test_an_id_of_gymnasium_is_what_the_script_has_made_of_it(make, register):
+    pole = gymnasium.registry["CartPole-v1"].entry_point
+    del gymnasium.registry["CartPole-v1"]
+    register("CartPole-v1", entry_point=lambda: CountingEnv(length=3))
+    register("ShortPole-v0", entry_point=pole, max_episode_steps=1)
+    assert make("gym/CartPole-v1").reset(seed=7)[0]["state"][:, 0].tolist() == [7, 8, 9, 10]
+    env = make("gym/ShortPole-v0")
+    env.reset()
+    assert env.step(np.zeros(4, np.int64))[3].all()
