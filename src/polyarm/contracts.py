@@ -153,6 +153,8 @@ class Suite(Protocol):
     - ``setup(assets, progress, force=False)`` and ``check_setup(progress)``: what
       ``polyarm setup`` does (*trainer*).
     - ``needs_x``: True if its simulator cannot render without an X server.
+    - ``renders(spec)``: whether its env may render although the spec names no cameras; without it,
+      no cameras means no OpenGL (*trainer*).
     - ``one_per_process``: True if a process can hold one of its simulators only.
     - ``environment(spec)``: variables its workers need when they start (*trainer*).
     - ``interpreter(spec)``: a Python of its own for its workers, or None (*trainer*).

@@ -1,5 +1,5 @@
 """Ways to render without a screen, chosen before a simulator is imported."""
 
-from polyarm.display.select import NAMES, Display, XServerMode, select
+from polyarm.display.select import NAMES, Display, XServerMode, offer, select
 
-__all__ = ["NAMES", "Display", "XServerMode", "select"]
+__all__ = ["NAMES", "Display", "XServerMode", "offer", "select"]

@@ -9,7 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from types import ModuleType
@@ -58,6 +58,7 @@ _BACKENDS: dict[str, Callable[[], ModuleType]] = {
     "osmesa": _importer("osmesa"),
     "xvfb": _importer("xvfb"),
 }
+_OFF_SCREEN = ("egl", "osmesa")
 _VIRTUALGL = _importer("virtualgl")
 _EXTERNAL = _importer("external")
 
@@ -97,8 +98,39 @@ def select(name: str = "auto", *, frames: bool, needs_x: bool = False) -> Displa
         return _for_x(kind)
     if kind != "auto":
         return _backend(kind)
-    asked = os.environ.get("MUJOCO_GL", "").lower()
-    return _backend(asked) if asked in _BACKENDS else _first_that_works()
+    asked = _asked()
+    return _backend(asked) if asked in _BACKENDS else _first_that_works(_BACKENDS)
+
+
+def offer(*, renders: bool) -> Display:
+    """Choose a display for envs that set up rendering by themselves, if they ever do.
+
+    Nothing fails where no display works, no X server is started, and a ``MUJOCO_GL`` that the user
+    has set stays.
+
+    Args:
+        renders: Whether they may render; only then is a backend tried out.
+    """
+    asked = _asked()
+    if not renders and not asked:
+        return select("none", frames=False)
+    if not renders or (asked and asked not in _OFF_SCREEN):
+        return Display("none", {}, f"left to the envs, with MUJOCO_GL={asked}")
+    return _off_screen(asked, _gpu(), os.environ.get("MUJOCO_EGL_DEVICE_ID"))
+
+
+@cache
+def _off_screen(asked: str, gpu: str, device: str | None) -> Display:
+    """What works, if anything does; found out once, also where a broken driver takes its time."""
+    try:
+        return _backend(asked) if asked else _first_that_works(_OFF_SCREEN)
+    except DisplayError:
+        return Display("none", {}, "left to the envs, as no display was found")
+
+
+def _asked() -> str:
+    """What the user wants of MuJoCo, or ""."""
+    return os.environ.get("MUJOCO_GL", "").strip().lower()
 
 
 def _for_x(kind: str) -> Display:
@@ -127,9 +159,9 @@ def _external(base: str) -> Display:
     return replace(proven, env={**proven.env, "DISPLAY": name})
 
 
-def _first_that_works() -> Display:
+def _first_that_works(names: Iterable[str]) -> Display:
     complaints = []
-    for name in _BACKENDS:
+    for name in names:
         try:
             return _backend(name)
         except DisplayError as error:

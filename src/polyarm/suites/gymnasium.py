@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,15 @@ class GymnasiumSuite:
     def describe(self, spec: EnvSpec) -> EnvDescription | None:
         """None: spaces are known once the env is built."""
         return None
+
+    def renders(self, spec: EnvSpec) -> bool:
+        """Whether the env may use OpenGL off screen: any but Gymnasium's own, which are known."""
+        registered = _registration(spec)
+        entry_point = "" if registered is None else str(registered.entry_point)
+        if registered is None or not entry_point.startswith("gymnasium.envs."):
+            return _uses_opengl()
+        mode = spec.options.get("render_mode", registered.kwargs.get("render_mode"))
+        return entry_point.startswith("gymnasium.envs.mujoco.") and mode not in (None, "human")
 
     def requirements(self) -> Sequence[Requirement]:
         """Gymnasium itself; what a particular env needs is up to that env."""
@@ -133,6 +143,10 @@ class CallableSuite:
     def describe(self, spec: EnvSpec) -> EnvDescription | None:
         """None: spaces are known once the env is built."""
         return None
+
+    def renders(self, spec: EnvSpec) -> bool:
+        """Whether the env may use OpenGL: nobody knows before it does."""
+        return _uses_opengl()
 
     def requirements(self) -> Sequence[Requirement]:
         """Gymnasium itself."""
@@ -218,6 +232,11 @@ def _packed(registered: GymnasiumSpec) -> bytes | None:
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
     return packed
+
+
+def _uses_opengl() -> bool:
+    """Whether something is installed that renders as a display's variables say."""
+    return any(importlib.util.find_spec(name) for name in ("mujoco", "OpenGL"))
 
 
 def _load_factory(factory: bytes | str) -> Callable[[], object]:

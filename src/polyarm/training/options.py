@@ -73,7 +73,7 @@ class TrainOptions(NamesTasks):
         amp: On a GPU, whether networks compute in bfloat16.
         device: Where the policy computes: auto (CUDA where there is any), cpu, cuda, cuda:1 …
         seed: Seed of the episodes, of the policy and of its noise.
-        display: What a simulator runs on, or renders with; auto is none without cameras.
+        display: What a simulator runs on, or renders with; auto is none where nothing renders.
         ddp_bind_gpu: Under torchrun, bind this rank to the GPU of its local number: its envs
             render there, and its policy learns there.
         policy_gpus: GPUs that ranks learn on, such as 0-3, dealt to them in turn.

@@ -81,7 +81,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             ``"imports"``, as ``"fresh"`` interpreters, or as the suite says (``"auto"``).
         display: ``"auto"``, ``"egl"``, ``"osmesa"``, ``"xvfb"`` (an X server for each worker),
             ``"xvfb-shared"`` (one for all), ``"external"`` (yours: ``$DISPLAY``, or
-            ``"external:99"`` for screen ``:99.<local rank>``) or ``"none"``.
+            ``"external:99"`` for screen ``:99.<local rank>``) or ``"none"``. Gymnasium envs and
+            callables, which may render without cameras, find one that works with ``"auto"``.
         infos: ``"auto"`` sends numeric keys every step and the rest at resets and ends;
             ``"full"`` pickles everything every step.
         step_timeout_s: A worker whose env step takes longer is killed and replaced; one that still
@@ -134,8 +135,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     plans = [plan(slot, names[slot % len(names)]) for slot in range(num_envs)]
     dealt = [plan.spec for plan in plans]
     suites = [registry.load(plan.location) for plan in plans]
-    screen = screens.choose(display, suites, frames=any(spec.cameras for spec in dealt))
     workers = num_envs if num_workers is None else min(num_workers, num_envs)
+    screen = screens.choose_for(display, suites, dealt, in_process=workers == 0)
     screens.check_processes(suites, workers)
     environment = {**screen.env, **screens.variables(suites, dealt)}
     settings = SlotSettings(

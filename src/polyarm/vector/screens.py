@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from polyarm import display as displays
 from polyarm.contracts import EnvSpec, Suite
@@ -17,8 +18,40 @@ def choose(display: str, suites: Sequence[Suite], *, frames: bool) -> Display:
         DisplayError: The asked one does not work, or none does.
         UnknownName: There is no such display.
     """
-    needs_x = any(getattr(suite, "needs_x", False) for suite in suites)
-    return displays.select(display, frames=frames, needs_x=needs_x)
+    return displays.select(display, frames=frames, needs_x=_need_x(suites))
+
+
+def choose_for(
+    display: str, suites: Sequence[Suite], specs: Sequence[EnvSpec], *, in_process: bool
+) -> Display:
+    """The display for these envs, also for those that render without being asked for frames.
+
+    Args:
+        display: What the user chose.
+        suites: The suite of each env.
+        specs: The envs.
+        in_process: Whether they run in the trainer's own process, which may render later.
+
+    Raises:
+        DisplayError: The asked one does not work, or none does.
+        UnknownName: There is no such display.
+    """
+    frames = any(spec.cameras for spec in specs)
+    pairs = zip(suites, specs, strict=True)
+    asks = [(ask, spec) for suite, spec in pairs if (ask := getattr(suite, "renders", None))]
+    if display == "auto" and not frames and asks and not _need_x(suites):
+        screen = displays.offer(renders=any(ask(spec) for ask, spec in asks))
+    else:
+        screen = choose(display, suites, frames=frames)
+    if not in_process:
+        return screen
+    # MuJoCo that is imported without OpenGL stays so, and that process is not ours alone.
+    kept = {name: value for name, value in screen.env.items() if value != "disable"}
+    return replace(screen, env=kept)
+
+
+def _need_x(suites: Sequence[Suite]) -> bool:
+    return any(getattr(suite, "needs_x", False) for suite in suites)
 
 
 def variables(suites: Sequence[Suite], specs: Sequence[EnvSpec]) -> dict[str, str]:

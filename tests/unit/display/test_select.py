@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from polyarm.display import offer, xvfb
 from polyarm.display import select as public_select
-from polyarm.display import xvfb
-from polyarm.display.select import Display, _probe
+from polyarm.display.select import Display, _off_screen, _probe
 from polyarm.errors import DisplayError, UnknownName
 
 select_module = sys.modules["polyarm.display.select"]
@@ -33,9 +33,12 @@ VARIABLES = (
 def fresh_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    _probe.cache_clear()
+    caches = (_probe, _off_screen)
+    for each in caches:
+        each.cache_clear()
     yield
-    _probe.cache_clear()
+    for each in caches:
+        each.cache_clear()
 
 
 @pytest.fixture
@@ -94,6 +97,52 @@ def test_auto_respects_the_backend_in_the_environment(
     backends.update(egl=WORKS, osmesa=WORKS)
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
     assert public_select("auto", frames=True).name == "osmesa"
+
+
+# Envs that render on their own account, if they ever do.
+
+
+def test_envs_that_may_render_are_offered_the_first_backend_that_works(
+    backends: dict[str, str],
+) -> None:
+    backends.update(egl=FAILS, osmesa=WORKS)
+    assert offer(renders=True) == Display("osmesa", {"TOY": "osmesa"}, "toy GL")
+
+
+def test_where_nothing_works_envs_that_may_render_keep_their_environment(
+    backends: dict[str, str],
+) -> None:
+    backends.update(egl=FAILS, osmesa=FAILS)
+    display = offer(renders=True)
+    assert (display.name, display.env, display.x_server) == ("none", {}, "")
+    assert "no display was found" in display.description
+    backends.update(egl=WORKS)
+    assert offer(renders=True) == display  # not asked again: a broken driver may take its time
+
+
+def test_envs_that_never_render_are_offered_nothing_and_cost_no_probe(
+    backends: dict[str, str],
+) -> None:
+    assert offer(renders=False).env == {"MUJOCO_GL": "disable"}
+
+
+@pytest.mark.parametrize("renders", [True, False])
+@pytest.mark.parametrize("chosen", ["glfw", "disable", "egl"])
+def test_a_choice_of_the_user_is_never_overridden_for_envs_that_were_not_asked_for_frames(
+    backends: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, chosen: str, renders: bool
+) -> None:
+    backends.update(egl=FAILS, osmesa=WORKS)
+    monkeypatch.setenv("MUJOCO_GL", chosen)
+    assert offer(renders=renders).env == {}
+
+
+def test_the_users_backend_renders_on_the_gpu_of_this_rank(
+    backends: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends.update(egl="import sys; print('device', *sys.argv[1:])")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert offer(renders=True) == Display("egl", {"TOY": "egl"}, "device 3")
 
 
 def test_a_probe_that_hangs_is_given_up(

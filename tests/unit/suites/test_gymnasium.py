@@ -108,6 +108,24 @@ def test_an_id_that_cannot_travel_is_made_here_and_answered_with_a_hint_elsewher
         GYM.make(spec)
 
 
+@pytest.mark.parametrize(
+    ("task", "mode", "renders"),
+    [
+        ("CartPole-v1", None, False),
+        ("CartPole-v1", "rgb_array", False),
+        ("InvertedPendulum-v5", None, False),
+        ("InvertedPendulum-v5", "rgb_array", True),
+        ("InvertedPendulum-v5", "human", False),
+        ("module_of_somebody:Env-v0", None, True),
+    ],
+)
+def test_an_env_that_is_not_gymnasiums_may_render_and_its_mujoco_envs_where_asked_to(
+    task: str, mode: str | None, renders: bool
+) -> None:
+    options = {} if mode is None else {"render_mode": mode}
+    assert GYM.renders(EnvSpec("gym", task, options=options)) is renders
+
+
 def test_options_reach_the_env() -> None:
     env = GYM.make(EnvSpec("gym", "CartPole-v1", options={"max_episode_steps": 7}))
     assert env.spec is not None
