@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,6 +59,26 @@ def test_a_server_of_ones_own_changes_no_pixel(
     assert np.array_equal(frames(f"external{server.name}"), expected)
     monkeypatch.setenv("DISPLAY", server.name)
     assert np.array_equal(frames("external"), expected)
+
+
+def test_a_process_that_began_without_cameras_renders_when_they_are_asked_for():
+    script = (
+        "import os\n"
+        "from polyarm import make_vec\n"
+        "from polyarm.errors import BuildError\n"
+        "def make(**options):\n"
+        "    return make_vec('metaworld/reach-v3', num_envs=1, num_workers=0, **options)\n"
+        "def frames(display):\n"
+        "    return make(cameras=('corner2',), image_size=(48, 48), display=display)\n"
+        "with make() as blind, frames('egl') as envs:\n"
+        "    assert envs.reset()[0]['pixels/corner2'].std() > 1\n"
+        "    blind.reset()\n"
+        "assert not {'MUJOCO_GL', 'PYOPENGL_PLATFORM'} & set(os.environ)\n"
+        "try: frames('osmesa')\n"
+        "except BuildError as error: assert \"take display='egl', or start\" in str(error)\n"
+        "else: raise AssertionError('two kinds of OpenGL in one process')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 
 
 def renderer() -> str:

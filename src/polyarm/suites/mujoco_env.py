@@ -80,10 +80,10 @@ class MujocoEnv(SimulatedEnv):
 
     def _attached_renderer(self) -> OffscreenRenderer:
         if self._renderer is None:
-            if not hasattr(mujoco, "GLContext"):
-                raise self._display_error("this process was started without a display")
             try:
                 self._renderer = self._make_renderer()
+            except DisplayError:
+                raise  # it says what to do
             except (ImportError, RuntimeError, mujoco.FatalError) as error:
                 raise self._display_error(str(error)) from error
         return self._renderer

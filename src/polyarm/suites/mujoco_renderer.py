@@ -2,16 +2,26 @@
 
 MuJoCo's own `Renderer` frees its resources after its GL context, in whichever context is then
 current: under OSMesa, closing one env deletes the textures of its neighbour in the same process.
+Its `GLContext` is of the backend that was chosen when it was imported, and the trainer may have
+imported it long ago. Here it is of the one that is chosen when it is needed.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
+
+from polyarm.errors import DisplayError
+
+_DISABLED = ("disable", "disabled", "off", "false", "0")
+_OPENGL = ("egl", "osmesa")
 
 
 class OffscreenRenderer:
@@ -25,6 +35,10 @@ class OffscreenRenderer:
         image_size: ``(height, width)`` of the frames in pixels.
         hidden_groups: Groups of geoms that are not drawn.
         share: Names the model's textures and meshes; None for a GL context of its own.
+
+    Raises:
+        DisplayError: This process has loaded OpenGL for another display.
+        RuntimeError: There is no display, or it gives no context.
     """
 
     def __init__(
@@ -39,7 +53,7 @@ class OffscreenRenderer:
         self._model = model
         self._share = object() if share is None else share
         self._screen = self._share if share is None else "shared"
-        self._gl = _CONTEXTS.take(self._screen, lambda: mujoco.GLContext(width, height))
+        self._gl = _CONTEXTS.take(self._screen, lambda: _new_context(width, height))
         self._gl.make_current()
         self._resources = _RESOURCES.take(
             self._share, lambda: mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
@@ -87,6 +101,33 @@ class OffscreenRenderer:
         self._gl.make_current()
         _RESOURCES.give_back(self._share)
         _CONTEXTS.give_back(self._screen)
+
+
+def _new_context(width: int, height: int) -> Any:
+    """A GL context of the backend that ``MUJOCO_GL`` names now.
+
+    Raises:
+        DisplayError: This process has loaded OpenGL for another one.
+        RuntimeError: It names none.
+    """
+    backend = os.environ.get("MUJOCO_GL", "").strip().lower()
+    screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if backend in _DISABLED or not (backend in _OPENGL or screen):
+        raise RuntimeError("this process has no display")
+    loaded = _loaded_backend()
+    if backend in _OPENGL and loaded not in ("", backend):
+        raise DisplayError(
+            f"display={backend!r} cannot be had in this process, which has loaded OpenGL for "
+            f"{loaded!r}; take display={loaded!r}, or start Python (a notebook's kernel) anew."
+        )
+    module: Any = importlib.import_module(f"mujoco.{backend if backend in _OPENGL else 'glfw'}")
+    return module.GLContext(width, height)
+
+
+def _loaded_backend() -> str:
+    """What PyOpenGL has been loaded for, such as ``"egl"``, or "" if it has not been."""
+    loaded = getattr(sys.modules.get("OpenGL.platform"), "PLATFORM", None)
+    return "" if loaded is None else type(loaded).__module__.rpartition(".")[2]
 
 
 class _Shared:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from polyarm.display.xvfb import XServer
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
 from polyarm.vector.board import Board, Op, Phase, Result, board_segment
 from polyarm.vector.engine import Done
@@ -20,6 +21,7 @@ from polyarm.vector.failures import from_letter
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.slot import Shared, Slot
+from polyarm.vector.surroundings import HERE
 from polyarm.vector.worker import (
     SlotPlan,
     attach_display,
@@ -38,7 +40,7 @@ class SerialEngine:
     Args:
         plans: What each slot holds, by slot.
         settings: What all slots share.
-        environment: Of display and suites, set here until the engine is closed.
+        environment: Of display and suites, set here from the start until the engine is closed.
         max_restarts: Failures of a slot in a row, without a finished episode.
         own_screen: Whether to start an X server for this process.
     """
@@ -52,9 +54,9 @@ class SerialEngine:
         *,
         own_screen: bool = False,
     ) -> None:
-        self._before = {name: os.environ.get(name) for name in (*environment, "DISPLAY")}
-        os.environ.update(environment)
-        self._screen = open_screen() if own_screen else None
+        self._environment = environment
+        self._own_screen = own_screen
+        self._screen: XServer | None = None
         self.plans = list(plans)
         self._max_restarts = max_restarts
         self._strikes = [0] * settings.num_envs
@@ -72,7 +74,16 @@ class SerialEngine:
         self._slots = [Slot(plan.index, 0, shared) for plan in plans]
 
     def start(self) -> list[dict[str, Any]]:
-        """Build all envs; returns a description per slot."""
+        """Build all envs; returns a description per slot.
+
+        Raises:
+            BuildError: An env cannot be built.
+            DisplayError: The X server does not start.
+        """
+        if self._own_screen:
+            self._screen = open_screen()
+            HERE.enter(self, {"DISPLAY": self._screen.name})
+        HERE.enter(self, self._environment)
         for plan in self.plans:
             try:
                 self._build(plan.index)
@@ -144,10 +155,7 @@ class SerialEngine:
             self._close_env(slot)
         if self._screen is not None:
             self._screen.close()
-        for name, value in self._before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        HERE.leave(self)
         self.block.close()
         self.mail.close()
 

@@ -108,17 +108,15 @@ def attach_display(plan: SlotPlan, env: gymnasium.Env[Any, Any]) -> None:
 
 
 def open_screen() -> XServer:
-    """Start an X server and make it this process's display.
+    """Start an X server for this process.
 
     Raises:
         DisplayError: It does not start.
     """
     try:
-        screen = xvfb.start()
+        return xvfb.start()
     except (OSError, RuntimeError) as error:
         raise DisplayError(f"{error}. {xvfb.FIX} `polyarm doctor` looks further.") from error
-    os.environ["DISPLAY"] = screen.name
-    return screen
 
 
 def report(fd: int, plan: WorkerPlan, screen: XServer | None = None) -> None:
@@ -215,6 +213,7 @@ class Worker:
                     report(self._fds.built, self._plan, self._screen)
                 env = build(plan) if self._envs is None else self._envs[place]
                 attach_display(plan, env)
+                    os.environ["DISPLAY"] = self._screen.name
                 slot.install(env, plan.spec, plan.attributes)
                 if self._plan.describe:
                     slot.post({"description": describe(env)})

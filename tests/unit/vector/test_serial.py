@@ -1,0 +1,46 @@
+"""What running in the trainer's own process means for that process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from polyarm import make_vec
+from polyarm.errors import DisplayError
+from polyarm.vector import serial
+
+VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """None of the variables is set before; what is set after a test is told."""
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    return lambda: {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def test_envs_that_are_closed_in_any_order_leave_the_environment_as_it_was(make_any, environment):
+    first, second = (make_any("toy/count-3", cameras=("front",)) for _ in range(2))
+    assert "MUJOCO_GL" in environment()
+    first.close()
+    assert "MUJOCO_GL" in environment()
+    second.close()
+    assert environment() == {}
+
+
+def test_envs_without_cameras_do_not_forbid_rendering_to_the_process(make_any, environment):
+    make_any("toy/count-3")
+    assert environment() == {}
+
+
+def test_an_x_server_that_does_not_start_leaves_nothing_behind(environment, monkeypatch):
+    def refuse():
+        raise DisplayError("no server today")
+
+    monkeypatch.setattr(serial, "open_screen", refuse)
+    options = {"cameras": ("front",), "display": "xvfb"}
+    with pytest.raises(DisplayError, match="no server today"):
+        make_vec("toy/count-3", num_envs=1, num_workers=0, **options)
+    assert environment() == {}
