@@ -165,7 +165,7 @@ class SlotError:
         step: Index inside the chunk of the step that failed.
         message: One line: what happened.
         error_class: Class of the exception, if there was one.
-        pid: Process id of the worker.
+        pid: Process id of the worker, or with ``num_workers=0`` of the trainer; 0 for none.
         signal: Name of the signal that ended the worker, such as ``SIGSEGV``.
         stack: The child's traceback, or the stack of a hung worker.
         stderr: The last lines the worker wrote to its standard error.
@@ -184,14 +184,13 @@ class SlotError:
     stderr: str = ""
 
     def __str__(self) -> str:
-        text = (
-            f"slot {self.slot} ({self.task}, pid {self.pid}) {self.message} in phase {self.phase}"
-        )
+        where = f"{self.task}, pid {self.pid}" if self.pid else self.task
+        text = f"slot {self.slot} ({where}) {self.message} in phase {self.phase}"
         if self.signal:
             text += f" [{self.signal}]"
         if self.kind != "collateral" and (known := self._explanation()):
             text += f"\n{known}"
-        for title, body in (("child's stack", self.stack), ("last stderr", self.stderr)):
+        for title, body in (("stack", self.stack), ("last stderr", self.stderr)):
             if body:
                 text += f"\n--- {title} ---\n{body.rstrip()}"
         return text

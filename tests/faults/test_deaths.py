@@ -340,7 +340,7 @@ def test_os_exit_in_a_step_is_a_death(probe, tmp_path, start):
         assert envs.step(look.actions())[1][0] == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_sys_exit_in_a_step_is_an_exception_like_any_other(probe, tmp_path, workers):
     path = str(tmp_path / "once")
     with polyarm.make_vec(

@@ -23,6 +23,7 @@ from polyarm.vector.settings import SlotSettings
 from polyarm.vector.slot import Shared, Slot
 from polyarm.vector.surroundings import HERE
 from polyarm.vector.worker import (
+    RAISED,
     SlotPlan,
     attach_display,
     build,
@@ -87,9 +88,9 @@ class SerialEngine:
         for plan in self.plans:
             try:
                 self._build(plan.index)
-            except Exception as error:
+            except RAISED as error:
                 letter = {**describe_error(error), "phase": "build", "step": 0}
-                failure = from_letter(letter, plan, 0, "")
+                failure = from_letter(letter, plan, os.getpid(), "")
                 raise BuildError(f"could not build {plan.spec.name}: {failure}") from error
         return [describe(slot.env) for slot in self._slots]
 
@@ -102,7 +103,7 @@ class SerialEngine:
                     self._build(slot)
                 self._slots[slot].execute(self._sequence)
                 self.done.append((slot, None))
-            except Exception as error:  # noqa: BLE001  reported like a worker's
+            except RAISED as error:  # reported like a worker's
                 self._failed(slot, op, error)
 
     def wait(self, min_slots: int, timeout_s: float | None, *, together: bool = False) -> None:
@@ -142,7 +143,7 @@ class SerialEngine:
             self._build(slot)
             self._slots[slot].post({"description": describe(self._slots[slot].env)})
             self.done.append((slot, None))
-        except Exception as error:  # noqa: BLE001  reported like a worker's
+        except RAISED as error:  # reported like a worker's
             self._failed(slot, Op.SWITCH, error)
 
     def worker_pids(self) -> list[int]:
@@ -172,12 +173,12 @@ class SerialEngine:
         if hasattr(slot, "env"):
             try:
                 slot.close_env()
-            except Exception:  # noqa: BLE001  an env that fails to close is dropped all the same
+            except RAISED:  # an env that fails to close is dropped all the same
                 log.warning("closing the env of slot %d:\n%s", slot.index, traceback.format_exc())
 
-    def _failed(self, slot: int, op: Op, error: Exception) -> None:
+    def _failed(self, slot: int, op: Op, error: BaseException) -> None:
         letter = {**describe_error(error), **self._slots[slot].doing()}
-        failure = from_letter(letter, self.plans[slot], 0, "")
+        failure = from_letter(letter, self.plans[slot], os.getpid(), "")
         self.done.append((slot, failure))
         if op is Op.CALL:
             return

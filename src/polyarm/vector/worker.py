@@ -37,6 +37,9 @@ _CALL, _SWITCH, _CLOSE = int(Op.CALL), int(Op.SWITCH), int(Op.CLOSE)
 _SEQUENCE, _OP = int(Command.SEQUENCE), int(Command.OP)
 _IDLE = int(Phase.IDLE)
 
+RAISED = (Exception, SystemExit)
+"""What an env may raise without ending the process that it is in."""
+
 REPLACE_ME = 3
 """Exit status of a worker whose only env raised."""
 
@@ -210,10 +213,10 @@ class Worker:
                 plan = self._plans[slot.index]
                 if self._plan.own_screen and self._screen is None:
                     self._screen = open_screen()
+                    os.environ["DISPLAY"] = self._screen.name
                     report(self._fds.built, self._plan, self._screen)
                 env = build(plan) if self._envs is None else self._envs[place]
                 attach_display(plan, env)
-                    os.environ["DISPLAY"] = self._screen.name
                 slot.install(env, plan.spec, plan.attributes)
                 if self._plan.describe:
                     slot.post({"description": describe(env)})
@@ -270,7 +273,8 @@ class Worker:
 
     def _rebuild_quietly(self, slot: Slot) -> None:
         """Rebuild right away, so that the next command finds a ready env if it can be had."""
-        with contextlib.suppress(Exception):  # raised again, and reported, by the next command
+        # Raised again, and reported, by the next command.
+        with contextlib.suppress(*RAISED):
             self._close(slot)
             self._repair(slot)
 
@@ -299,7 +303,7 @@ class Worker:
             slot.publish(Phase.CLOSE)
             try:
                 slot.close_env()
-            except Exception:  # noqa: BLE001  an env that fails to close is dropped all the same
+            except RAISED:  # an env that fails to close is dropped all the same
                 traceback.print_exc()
 
     def _close_all(self) -> None:

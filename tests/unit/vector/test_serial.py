@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 
+import numpy as np
 import pytest
 
 from polyarm import make_vec
-from polyarm.errors import DisplayError
+from polyarm.errors import BuildError, DisplayError
+from polyarm.testing import CountingEnv
 from polyarm.vector import serial
 
 VARIABLES = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")
@@ -44,3 +47,30 @@ def test_an_x_server_that_does_not_start_leaves_nothing_behind(environment, monk
     with pytest.raises(DisplayError, match="no server today"):
         make_vec("toy/count-3", num_envs=1, num_workers=0, **options)
     assert environment() == {}
+
+
+def test_an_error_names_the_process_that_ran_the_env(make_any):
+    class RaisingEnv(CountingEnv):
+        def step(self, action):
+            raise RuntimeError("on purpose")
+
+    env = make_any(RaisingEnv, num_envs=1)
+    env.reset()
+    error = env.step(np.zeros((1, 2), np.float32))[-1]["error"][0]
+    assert f"pid {os.getpid()}" in str(error)
+
+
+def test_an_env_that_leaves_while_it_is_built_ends_nobody(make_any):
+    with pytest.raises(BuildError, match="SystemExit: leaving"):
+        make_any(lambda: sys.exit("leaving"))
+
+
+def test_an_interrupt_is_no_failure_of_the_env_that_it_meets(make_any):
+    class InterruptedEnv(CountingEnv):
+        def step(self, action):
+            raise KeyboardInterrupt
+
+    env = make_any(InterruptedEnv, num_envs=1)
+    env.reset()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(np.zeros((1, 2), np.float32))

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 
-from polyarm import WorkerDied
+from polyarm import EnvCallError, WorkerDied
 from polyarm.contracts import EnvSpec
-from polyarm.testing import CrashingEnv
+from polyarm.testing import CountingEnv, CrashingEnv
 from polyarm.vector.board import Board, board_segment
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.supervisor import Supervisor
@@ -119,3 +120,39 @@ def test_a_worker_that_not_even_sigkill_ends_is_left_behind_with_a_warning(waiti
     found = "pid 4711, slots [0], toy/count-3, phase idle) cannot be killed, not even by SIGKILL"
     assert found in str(waiting.fatal)
     waiting.check_deadlines(1004.0, {0})  # said once
+
+
+def test_an_env_that_leaves_wherever_it_is_asked_something_costs_its_slot_alone(make, tmp_path):
+    left = tmp_path / "left"
+
+    class LeavingEnv(CountingEnv):
+        def __init__(self, *, leaves):
+            super().__init__()
+            self.leaves = leaves
+            if leaves and left.exists():
+                left.unlink()
+                sys.exit("as it is rebuilt")
+
+        def step(self, action):
+            if self.leaves:
+                left.touch()
+            self.leave("as it steps")
+            return super().step(action)
+
+        def leave(self, words):
+            if self.leaves:
+                sys.exit(words)
+
+        def close(self):
+            self.leave("as it is closed")
+
+    stays, leaves = (partial(LeavingEnv, leaves=each) for each in (False, True))
+    env = make([stays, stays, stays, leaves], max_restarts=100)
+    env.reset()
+    with pytest.raises(EnvCallError, match="as it is called"):
+        env.call("leave", "as it is called")
+    for _ in range(3):
+        error = env.step(ALL[:4])[-1]["error"]
+        assert list(error[:3]) == [None] * 3
+        assert (error[3].kind, error[3].error_class) == ("exception", "SystemExit")
+        env.reset(options={"reset_mask": np.array([False, False, False, True])})
