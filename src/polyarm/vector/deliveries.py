@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from polyarm.errors import SlotError
 from polyarm.vector.board import Result
 from polyarm.vector.engine import Engine
-from polyarm.vector.infos import learn_schema, merge_info
+from polyarm.vector.infos import RESERVED, delivered_name, learn_schema, merge_info
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import SlotSettings
 
@@ -21,6 +21,16 @@ Slots = NDArray[np.intp]
 
 _ENOUGH = 32
 """Infos of one slot's steps after which nobody is waited for that has not made any yet."""
+
+_DROPPED = (
+    "info keys {} are not numeric of one fixed shape, or were not there at the first reset and"
+    " step; between resets and ends of episodes they are dropped. make_vec(..., infos='full')"
+    " sends everything."
+)
+_RENAMED = (
+    "info keys {} of the envs are delivered as 'env_<key>', because polyarm's own infos have these"
+    " names."
+)
 
 
 class InfoAssembler:
@@ -39,7 +49,7 @@ class InfoAssembler:
         self._seen: list[dict[str, Any]] = []
         self._unseen = {(slot, op) for slot in range(settings.num_envs) for op in ("reset", "step")}
         self._mailed = [0] * settings.num_envs
-        self._named: set[str] = set()
+        self._named: set[tuple[str, str]] = set()
         self._all: Slots = np.arange(settings.num_envs, dtype=np.intp)
         self._letters = engine.board.results[:, Result.LETTER]
 
@@ -81,19 +91,28 @@ class InfoAssembler:
         self, infos: dict[str, Any], letter: Mapping[str, Any], place: int, num_envs: int
     ) -> None:
         if "final" in letter:
-            valid = {"final_frame_valid": letter["final_frame_valid"]}
-            merge_info(infos, {**letter["final"], **valid}, place, num_envs)
-        if "info" in letter:
-            merge_info(infos, letter["info"], place, num_envs)
-        if dropped := set(letter.get("dropped", ())) - self._named:
-            self._named |= dropped
-            warnings.warn(
-                f"info keys {sorted(dropped)} are not numeric of one fixed shape, or were not there"
-                f" at the first reset and step; between resets and ends of episodes they are"
-                f" dropped. make_vec(..., infos='full') sends everything.",
-                UserWarning,
-                stacklevel=_users_frame(),
-            )
+            final = letter["final"]
+            ended = {**self._distinct(final["final_info"]), **letter["added"]}
+            merge_info(infos, {**final, "final_info": ended}, place, num_envs)
+            merge_info(infos, self._distinct(letter["info"]), place, num_envs)
+        elif "info" in letter:
+            own = {**self._distinct(letter["info"]), **letter["added"]}
+            merge_info(infos, own, place, num_envs)
+        self._name_once(_DROPPED, letter.get("dropped", ()))
+
+    def _distinct(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An env's info, none of whose keys can be taken for the engine's."""
+        if RESERVED.isdisjoint(info):
+            return info
+        self._name_once(_RENAMED, RESERVED.intersection(info))
+        return {delivered_name(name): value for name, value in info.items()}
+
+    def _name_once(self, warning: str, names: Iterable[str]) -> None:
+        """Warn of info keys, unless they have been named in this warning before."""
+        if new := {(warning, name) for name in names} - self._named:
+            self._named |= new
+            named = sorted((name for _, name in new), key=str)
+            warnings.warn(warning.format(named), UserWarning, stacklevel=_users_frame())
 
     def _learn(self, slot: int, letter: Mapping[str, Any], *, reset: bool) -> None:
         if self._learning and "info" in letter:

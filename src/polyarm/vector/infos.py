@@ -38,6 +38,23 @@ _STRUCT_CODES = {
 }
 _PYTHON_TYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
 
+_ENGINES = (
+    "error",
+    "final_frame_valid",
+    "final_info",
+    "final_obs",
+    "frame_valid",
+    "observed_files",
+    "steps",
+)
+RESERVED = frozenset((*_ENGINES, *(f"_{name}" for name in _ENGINES)))
+"""Keys of the engine's own infos, with their masks; an env's must not be taken for them."""
+
+
+def delivered_name(name: str) -> str:
+    """The key under which an env's own value is delivered."""
+    return f"env_{name}" if name in RESERVED else name
+
 
 @dataclass(frozen=True, slots=True)
 class InfoKey:
@@ -168,7 +185,8 @@ class InfoReader:
         self._records = records = views[("infos",)]
         self._shape, self._type = records.shape, records.dtype
         self._bytes = records.view(np.uint8)
-        self._keys = [(key.name, f"_{key.name}", str(n)) for n, key in enumerate(schema)]
+        names = [delivered_name(key.name) for key in schema]
+        self._keys = [(name, f"_{name}", str(place)) for place, name in enumerate(names)]
 
     def read(
         self, slots: NDArray[np.intp] | None, without: list[int] | None = None

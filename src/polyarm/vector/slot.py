@@ -88,6 +88,7 @@ class Slot:
         binder = holder(env, "bind")
         self._bind: Callable[[Mapping[str, Array]], None] | None = binder and binder.bind
         self._watch = EpisodeWatch(spec, env) if spec.observer else None
+        self._added: dict[str, Any] = {}
         self._epoch = 0
 
     def close_env(self) -> None:
@@ -220,7 +221,7 @@ class Slot:
             seen = {**obs, **frames} if frames else obs
             self._watched(watch.next, seen, float(reward), success=success)
             if ended:
-                info = {**info, "observed_files": self._watched(watch.end, success=success)}
+                self._added = {"observed_files": self._watched(watch.end, success=success)}
         self._finish(row, chunk, executed, terminated=bool(terminated), truncated=bool(truncated))
         if ended and self._settings.autoreset == "same_step":
             self._reset_in_step(row, executed - 1 if every else 0, info)
@@ -278,8 +279,8 @@ class Slot:
         final_obs, valid = self._observations.owned(row, place)
         obs, info = self._reset_env(row, place)
         self._write(row, place, obs)
-        final = {"final_obs": final_obs, "final_info": dict(final_info)}
-        self._send_info(info, whole=True, final=final, final_frame_valid=valid)
+        final = {"final_obs": final_obs, "final_info": dict(final_info), "final_frame_valid": valid}
+        self._send_info(info, whole=True, final=final)
 
     def _finish(
         self, row: int, chunk: int, steps: int, *, terminated: bool, truncated: bool
@@ -383,7 +384,9 @@ class Slot:
                     self._named_drops.update(dropped)
                     self.post({"dropped": dropped})
                 return
-        self.post({"info": dict(info), **extras})
+        letter = {"info": dict(info), "added": self._added, **extras}
+        self._added = {}
+        self.post(letter)
 
 
 def _succeeds(info: Mapping[str, Any]) -> bool:
