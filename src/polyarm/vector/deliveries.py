@@ -31,6 +31,7 @@ _RENAMED = (
     "info keys {} of the envs are delivered as 'env_<key>', because polyarm's own infos have these"
     " names."
 )
+_UNPICKLABLE = "info keys {} hold what cannot be pickled, and are left out."
 
 
 class InfoAssembler:
@@ -98,6 +99,7 @@ class InfoAssembler:
         elif "info" in letter:
             own = {**self._distinct(letter["info"]), **letter["added"]}
             merge_info(infos, own, place, num_envs)
+        self._name_once(_UNPICKLABLE, letter.get("unpicklable", ()))
         self._name_once(_DROPPED, letter.get("dropped", ()))
 
     def _distinct(self, info: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyarm.vector.layout import Array, Segment, segment
+from polyarm.vector.memory import pickled
 
 _LINE = 64
 _STRUCT_CODES = {
@@ -37,6 +38,7 @@ _STRUCT_CODES = {
     "u8": "Q",
 }
 _PYTHON_TYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+_INTS = range(-(2**63), 2**63)
 
 _ENGINES = (
     "error",
@@ -56,6 +58,28 @@ def delivered_name(name: str) -> str:
     return f"env_{name}" if name in RESERVED else name
 
 
+def mailable(letter: Mapping[str, Any]) -> dict[str, Any]:
+    """A letter with infos less the values that cannot be pickled, named under ``unpicklable``."""
+    refused: list[str] = []
+    kept = {**letter, "info": _picklable_part(letter["info"], refused)}
+    if "final" in letter:
+        final = letter["final"]
+        kept["final"] = {**final, "final_info": _picklable_part(final["final_info"], refused)}
+    return {**kept, "unpicklable": refused}
+
+
+def _picklable_part(info: Mapping[str, Any], refused: list[str]) -> dict[str, Any]:
+    kept = {}
+    for name, value in info.items():
+        try:
+            pickled(value)
+        except Exception:  # noqa: BLE001  objects may raise anything when they are pickled
+            refused.append(name)
+        else:
+            kept[name] = value
+    return kept
+
+
 @dataclass(frozen=True, slots=True)
 class InfoKey:
     """A key whose value is numeric and always of one shape."""
@@ -68,7 +92,7 @@ class InfoKey:
 def numeric_key(name: str, value: Any) -> InfoKey | None:
     """The schema entry for a value, or None if it has no fixed numeric layout."""
     if (dtype := _PYTHON_TYPES.get(type(value))) is not None:
-        return InfoKey(name, (), dtype)
+        return None if type(value) is int and value not in _INTS else InfoKey(name, (), dtype)
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biuf":
         return InfoKey(name, value.shape, value.dtype)
     return None
@@ -81,7 +105,8 @@ def learn_schema(infos: Iterable[Mapping[str, Any]]) -> tuple[InfoKey, ...]:
         for name, value in info.items():
             key = numeric_key(name, value)
             keys[name] = _common(keys[name], key) if name in keys else key
-    return tuple(key for _, key in sorted(keys.items()) if key is not None)
+    named = sorted(keys.items(), key=lambda item: str(item[0]))  # not all names need be strings
+    return tuple(key for _, key in named if key is not None)
 
 
 def _common(one: InfoKey | None, other: InfoKey | None) -> InfoKey | None:
@@ -152,8 +177,11 @@ class InfoWriter:
             return list(info)
         seen = list(info), [*map(type, info.values())]
         if self._pack is not None and seen == self._packable:
-            self._pack(*self._in_order(info))
-            return []
+            try:
+                self._pack(*self._in_order(info))
+                return []
+            except (struct.error, OverflowError):  # an int that is too long
+                self._packable = None
         self._present[:] = False
         dropped = []
         for name, value in info.items():
@@ -162,8 +190,12 @@ class InfoWriter:
                 dropped.append(name)
                 continue
             place, _, view = target
-            view[...] = value
-            self._present[place] = True
+            try:
+                view[...] = value
+            except OverflowError:  # an int that is too long
+                dropped.append(name)
+            else:
+                self._present[place] = True
         scalars = not any(isinstance(value, np.ndarray) for value in info.values())
         complete = scalars and not dropped and len(info) == len(self._targets)
         self._packable = seen if complete else None
@@ -219,19 +251,39 @@ class InfoReader:
 def merge_info(infos: dict[str, Any], info: Mapping[str, Any], place: int, num_envs: int) -> None:
     """Put one env's info at its place in a batch, in Gymnasium's form.
 
-    Where Gymnasium would truncate a float to the first env's int, or fail on another shape, the
-    array is widened, or becomes one of objects.
+    Where Gymnasium would truncate a float to the first env's int, or fail on another shape or on a
+    dict beside a number, the array is widened, or becomes one of objects.
     """
     for key, value in info.items():
-        if key != "final_obs" and isinstance(value, dict):
+        held, mask = infos.get(key), infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))
+        nested = isinstance(value, dict) and key != "final_obs"
+        if nested and (held is None or isinstance(held, dict)):
             merge_info(infos.setdefault(key, {}), value, place, num_envs)
         else:
-            array = infos.get(key)
-            made = _room_for(key, value, num_envs) if array is None else _widened(array, value)
+            if held is None:
+                made = _room_for(key, value, num_envs)
+            else:
+                made = split_info(held, mask) if isinstance(held, dict) else _widened(held, value)
             made[place] = value
             infos[key] = made
-        mask = infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))
         mask[place] = True
+
+
+def split_info(infos: Mapping[str, Any], present: NDArray[np.bool_]) -> Array:
+    """Merged infos as those of each env that is present, a dict each: `merge_info` undone."""
+    objects: Array = np.full(len(present), None, dtype=object)
+    for place in np.flatnonzero(present).tolist():
+        objects[place] = _own_info(infos, place)
+    return objects
+
+
+def _own_info(infos: Mapping[str, Any], place: int) -> dict[str, Any]:
+    own = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is not None and mask[place]:
+            own[key] = _own_info(value, place) if isinstance(value, dict) else value[place]
+    return own
 
 
 def _room_for(key: str, value: Any, num_envs: int) -> Array:
@@ -243,14 +295,25 @@ def _room_for(key: str, value: Any, num_envs: int) -> Array:
 
 
 def _widened(array: Array, value: Any) -> Array:
-    if array.dtype == object:
+    if array.dtype == object and array.ndim == 1:
         return array
-    found = np.asarray(value)
-    if found.dtype.kind in "biuf" and found.shape == array.shape[1:]:
-        return array.astype(np.result_type(array.dtype, found.dtype), copy=False)
-    if found.dtype == array.dtype and found.shape == array.shape[1:]:
-        return array
+    found = _as_array(value)
+    if found is not None and found.shape == array.shape[1:]:
+        if found.dtype == array.dtype:
+            return array
+        if found.dtype.kind in "biuf" and array.dtype.kind in "biuf":
+            return array.astype(np.result_type(array.dtype, found.dtype), copy=False)
     objects = np.full(len(array), None, dtype=object)
     for place, held in enumerate(array):
         objects[place] = held
     return objects
+
+
+def _as_array(value: Any) -> Array | None:
+    """None for an int that is too long, and for lists of lists of several lengths."""
+    if type(value) is int and value not in _INTS:
+        return None
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return None

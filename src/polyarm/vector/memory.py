@@ -30,6 +30,15 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     libc.fallocate(fd, keep_size | punch, ctypes.c_long(offset), ctypes.c_long(nbytes))
 
 
+def pickled(value: Any) -> bytes:
+    """A value as bytes, by cloudpickle where nothing less can carry it."""
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        data: bytes = cloudpickle.dumps(value)
+        return data
+
+
 class Block:
     """A growing memory file, mapped segment by segment.
 
@@ -85,10 +94,7 @@ class Mail:
 
     def put(self, slot: int, letter: Any, *, to_worker: bool) -> int:
         """Write a letter; returns its length in bytes, to be announced to the reader."""
-        try:
-            data = pickle.dumps(letter, protocol=pickle.HIGHEST_PROTOCOL)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            data = cloudpickle.dumps(letter)
+        data = pickled(letter)
         offset = self._offset(slot, to_worker=to_worker)
         written = 0
         while written < len(data):

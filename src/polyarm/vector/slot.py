@@ -30,7 +30,7 @@ from polyarm.vector.board import (
     SegmentKind,
 )
 from polyarm.vector.envcalls import call_env, holder, set_attribute
-from polyarm.vector.infos import InfoWriter, info_segment
+from polyarm.vector.infos import InfoWriter, info_segment, mailable
 from polyarm.vector.layout import Array
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.observations import ObservationRows
@@ -386,7 +386,10 @@ class Slot:
                 return
         letter = {"info": dict(info), "added": self._added, **extras}
         self._added = {}
-        self.post(letter)
+        try:
+            self.post(letter)
+        except Exception:  # noqa: BLE001  objects may raise anything when they are pickled
+            self.post(mailable(letter))
 
 
 def _succeeds(info: Mapping[str, Any]) -> bool:

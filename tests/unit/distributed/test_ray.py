@@ -251,6 +251,14 @@ def test_infos_that_only_some_parts_have_are_masked_in_the_others():
     assert merged["in"]["n"].tolist() == [0, 1, 2]
 
 
+def test_infos_that_only_some_parts_have_nested_become_objects():
+    one = {"a": {"x": np.array([1, 2]), "_x": np.array([True, False])}, "_a": np.array([True] * 2)}
+    other = {"a": np.array([2.5]), "_a": np.array([True])}
+    merged = merged_infos([one, other, {}], [2, 1, 1])
+    assert merged["a"].tolist() == [{"x": 1}, {}, 2.5, None]
+    assert merged["_a"].tolist() == [True] * 3 + [False]
+
+
 def test_a_part_of_a_batch_plays_the_episodes_and_seeds_of_the_whole():
     whole = Episodes(5, episodic=True, seed=3, scatter=False)
     part = Episodes(2, episodic=True, seed=3, scatter=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from contextlib import contextmanager
 
@@ -9,7 +10,10 @@ import gymnasium
 import numpy as np
 import pytest
 
+from polyarm.vector.infos import InfoReader, InfoWriter, info_segment, learn_schema
+
 STEP = np.zeros(4, np.int64)
+LONG = 2**63
 
 
 def telling(*infos, length=100):
@@ -79,3 +83,92 @@ def test_an_envs_own_keys_are_not_taken_for_the_engines_at_an_episodes_end(make)
         assert one["env_final_obs"].tolist() == ["mine"] * 4
         assert one["env_final_info"]["a"].tolist() == [1] * 4
         assert one["env_final_frame_valid"].tolist() == [5] * 4
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["dict first", "dict last"])
+@pytest.mark.parametrize("other", [None, 2.5, "text"])
+def test_a_dict_may_stand_beside_something_else(make_any, order, other):
+    values = [{"x": 1, "deep": {"y": 2.5}}, other][::order]
+    _, info = make_any([telling({"a": value}) for value in values]).reset()
+    assert info["a"].tolist() == values * 2
+    assert info["_a"].all()
+
+
+def test_arrays_of_objects_may_differ_in_their_shapes(make_any):
+    values = [np.array([None, 1]), np.array([None, 1, 2]), None, [1, [2, 3]]]
+    _, info = make_any([telling({"a": value}) for value in values]).reset()
+    assert [np.size(value) for value in info["a"][:2]] == [2, 3]
+    assert info["a"][2:].tolist() == values[2:]
+
+
+def test_keys_need_not_be_strings(make):
+    env = make(telling({0: 1.0, "b": 2, None: "x"}))
+    delivered = [env.reset()[1], env.step(STEP)[4]]
+    with pytest.warns(UserWarning, match=r"info keys \[None\] are not numeric"):
+        delivered.append(env.step(STEP)[4])
+    for info in delivered:
+        assert info[0].tolist() == [1.0] * 4
+        assert info["b"].tolist() == [2] * 4
+
+
+def test_an_int_that_is_too_long_travels_as_an_object(make):
+    env = make([telling({"id": 1}), telling({"id": LONG})])
+    assert env.reset()[1]["id"].tolist() == [1, LONG] * 2
+    assert env.step(STEP)[4]["id"].tolist() == [1, LONG] * 2
+    with pytest.warns(UserWarning, match="'id'"):
+        assert "id" not in env.step(STEP)[4]
+
+
+def test_an_int_that_grows_too_long_is_dropped_and_costs_no_episode(make):
+    env = make(telling(*[{"id": 1, "x": 0.5}] * 4, {"id": -LONG - 1, "x": 0.5}, {"id": 2, "x": 1}))
+    env.reset()
+    for _ in range(3):
+        assert env.step(STEP)[4]["id"].tolist() == [1] * 4
+    with pytest.warns(UserWarning, match="'id'"):
+        *_, info = env.step(STEP)
+    assert "id" not in info
+    assert "error" not in info
+    assert info["x"].tolist() == [0.5] * 4
+    *_, info = env.step(STEP)
+    assert info["id"].tolist() == [2] * 4
+
+
+def test_an_int_that_no_float_can_hold_is_dropped():
+    learnt = {"x": 0.5, "y": 1}
+    schema = learn_schema([learnt])
+    views = info_segment(schema, 1).views(bytearray(info_segment(schema, 1).nbytes))
+    writer, reader = InfoWriter(schema, views, 0), InfoReader(schema, views)
+    for _ in range(2):
+        assert writer.write({"x": 3, "y": 1}) == []
+    assert writer.write({"x": 10**400, "y": 1}) == ["x"]
+    assert "x" not in reader.read(None)
+
+
+@pytest.mark.parametrize("infos", ["auto", "full"])
+def test_what_cannot_be_pickled_is_left_out_by_name(make, infos):
+    class Locked(gymnasium.Wrapper):
+        """Locks cannot be passed to a worker, so each env makes its own."""
+
+        def reset(self, **how):
+            obs, info = super().reset(**how)
+            return obs, {**info, "lock": threading.Lock()}
+
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, {**info, "lock": threading.Lock(), "nested": {"lock": threading.Lock()}}
+
+    inner = telling({"x": 1.5}, length=3)
+    env = make(lambda: Locked(inner()), infos=infos, autoreset="same_step")
+    with caught() as said:
+        assert env.reset()[1]["x"].tolist() == [1.5] * 4
+        for _ in range(6):
+            *_, info = env.step(STEP)
+            assert "error" not in info
+            assert "lock" not in info
+            assert info["x"].tolist() == [1.5] * 4
+    assert info["final_info"]["x"].tolist() == [1.5] * 4
+    named = [text for text in said if "cannot be pickled" in text]
+    assert [text[: text.index(" hold")] for text in named] == [
+        "info keys ['lock']",
+        "info keys ['nested']",
+    ]

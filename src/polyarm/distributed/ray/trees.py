@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from polyarm.vector.infos import split_info
+
 
 def concatenated(trees: Sequence[Any]) -> Any:
     """Batches of one structure, mappings and tuples of arrays, as one."""
@@ -37,9 +39,15 @@ def merged_infos(infos: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> d
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for info in infos for name in info):
         values = [info.get(name) for info in infos]
-        if any(isinstance(value, Mapping) for value in values):
+        nested = [isinstance(value, Mapping) for value in values if value is not None]
+        if all(nested):
             merged[name] = merged_infos([value or {} for value in values], counts)
             continue
+        if any(nested):
+            values = [
+                split_info(value, info[f"_{name}"]) if isinstance(value, Mapping) else value
+                for value, info in zip(values, infos, strict=True)
+            ]
         example = next(value for value in values if value is not None)
         filled = [
             _absent(example, count) if value is None else value
