@@ -30,6 +30,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from polyarm import signatures
 
@@ -46,25 +47,35 @@ class UnknownName(PolyarmError, ValueError):
         name: The name that was not found.
         valid: The valid names.
         hint: A further sentence for the message.
+        meant: Names that are surely meant; by default the closest of the valid ones.
     """
 
-    def __init__(self, kind: str, name: str, valid: Iterable[str], hint: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        valid: Iterable[str],
+        hint: str = "",
+        meant: Iterable[str] = (),
+    ) -> None:
         names = sorted(valid)
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        close = list(meant) or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         others = [other for other in names if other not in close]
-        shown = [*close, *others][:12]
+        shown = [*(one for one in close if one in names), *others][:12]
         message = f"unknown {kind} {name!r}"
-        if close:
-            message += f"; did you mean {' or '.join(repr(match) for match in close)}?"
+        message += f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
         if shown:
             more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
             message += f" Valid: {', '.join(shown)}{more}."
-        if hint:
-            message += f" {hint}" if message.endswith((".", "?")) else f". {hint}"
-        super().__init__(message)
-        self._args = (kind, name, tuple(names), hint)
+        super().__init__(f"{message} {hint}" if hint else message)
+        self.name, self.valid = name, tuple(names)
+        self._args = (kind, name, self.valid, hint, tuple(meant))
 
-    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, tuple[str, ...], str]]:
+    def meaning(self, names: Iterable[str]) -> UnknownName:
+        """The same error, which asks whether these names were meant, if there are any."""
+        return type(self)(*self._args[:4], names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._args
 
 

@@ -5,6 +5,7 @@ Importing this module imports no suite; a suite is imported when it is first ask
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping
 from functools import cache
@@ -12,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from polyarm.contracts import EnvSpec, Suite
-from polyarm.errors import MissingExtra, UnknownName
+from polyarm.errors import MissingExtra, PolyarmError, UnknownName
 
 GROUP = "polyarm.suites"
 """Entry point group in which other distributions announce their suites."""
@@ -92,13 +93,29 @@ def resolve(name: str) -> list[tuple[str, str]]:
     suite_name, slash, task = name.partition("/")
     if not slash or not task:
         known = [f"{suite}/<task>" for suite in suite_names()]
-        raise UnknownName("task", name, known, "A task's name starts with its suite's.")
+        hint, meant = "A task's name starts with its suite's.", [] if slash else _found(name)
+        raise UnknownName("task", name, known, hint, meant)
     suite = load(locate(suite_name))
     members = suite.sets().get(task)
     if members is not None:
         return [(suite_name, member) for member in members]
     # A task may have several names; what counts is the one that its suite makes of them.
-    return [(suite_name, suite.check(EnvSpec(suite=suite_name, task=task)).task)]
+    try:
+        return [(suite_name, suite.check(EnvSpec(suite=suite_name, task=task)).task)]
+    except UnknownName as error:
+        raise error.meaning(_found(task)) from None
+
+
+def _found(task: str) -> list[str]:
+    """Full names of tasks and sets that go by this name in any suite."""
+    names = []
+    for suite_name in [] if ":" in task else suite_names():
+        with contextlib.suppress(PolyarmError):  # it cannot be imported, or has no such task
+            suite = load(suite_name)
+            if task not in suite.sets():
+                suite.check(EnvSpec(suite=suite_name, task=task))
+            names.append(f"{suite_name}/{task}")
+    return names
 
 
 def defaults(suite: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,16 @@ def test_a_long_list_of_valid_names_is_cut_and_counted():
     assert len(str(error)) < 300
 
 
+def test_the_list_of_valid_names_is_a_sentence_of_its_own():
+    assert str(errors.UnknownName("fruit", "x", ["apple"])) == "unknown fruit 'x'. Valid: apple."
+
+
+def test_a_name_that_is_surely_meant_comes_before_those_that_are_close():
+    error = errors.UnknownName("task", "mt10", ["mt11"]).meaning(["metaworld/mt10"])
+    assert str(error) == "unknown task 'mt10'; did you mean 'metaworld/mt10'? Valid: mt11."
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
 def test_a_hint_closes_the_message():
     assert str(errors.UnknownName("task", "x", [], "Look again.")).endswith("Look again.")
 

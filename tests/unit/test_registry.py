@@ -79,7 +79,9 @@ def test_a_set_resolves_to_its_members_in_order() -> None:
         ("metaworld/reach-v4", "did you mean 'metaworld/reach-v3'"),
         ("metaworld/mt11", "did you mean 'metaworld/mt10'"),
         ("gym/CartPol-v1", "did you mean 'gym/CartPole-v1'"),
-        ("reach-v3", "starts with its suite"),
+        ("reach-v3", "did you mean 'metaworld/reach-v3'.*starts with its suite"),
+        ("gym/mt10", "did you mean 'metaworld/mt10'"),
+        ("metaworld/OpenDrawer", "did you mean 'rlbench/OpenDrawer'"),
         ("metaworld/", "starts with its suite"),
     ],
 )

@@ -316,7 +316,7 @@ def test_translating_twice_changes_nothing_more():
         ("--num_envs many", "many"),
         ("--task OpenDrawr", "did you mean 'rlbench/open_drawer'"),
         ("--task_class sweep_to_dustpam", "did you mean 'rlbench/sweep_to_dustpan'"),
-        ("--task reach-v3", "unknown task 'rlbench/reach-v3'"),
+        ("--task reach-v3", "'rlbench/reach-v3'; did you mean 'metaworld/reach-v3'?"),
         ("--task OpenDrawer --arm_mode ikk", "unknown value of arm_mode \"'ikk'\""),
         ("--task OpenDrawer --robot_setup pandas", "did you mean \"'panda'\""),
         ("--task OpenDrawer --render_backend gpu", "unknown display 'gpu'"),
