@@ -137,7 +137,7 @@ class CallableSuite:
         for option in spec.options:
             if option != "factory":
                 hint = "A callable takes no arguments: bind options inside it."
-                raise UnknownName("option", option, ["factory"], hint)
+                raise UnknownName("option", option, (), hint)
         return spec
 
     def describe(self, spec: EnvSpec) -> EnvDescription | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, TypeGuard
 
 import cloudpickle
 import gymnasium
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec, ForkMode
+from polyarm.display import Display
 from polyarm.errors import InvalidCall, UnknownName
 from polyarm.vector import host, screens
+from polyarm.vector.arguments import Start, camera_names, check_arguments, frame_size
 from polyarm.vector.block_env import VectorOptions
+from polyarm.vector.engine import Engine
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.settings import Autoreset, Frames, Infos, SlotSettings
@@ -24,7 +30,6 @@ from polyarm.vector.workers import WorkerEngine
 from polyarm.vector.workerstate import WorkerOptions
 
 TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
-Start = Literal["auto", "built", "imports", "fresh"]
 
 _OF_A_CLUSTER = "polyarm.distributed.ray.envs:RayVectorEnv"
 """Loaded by its name: what runs on many machines is built upon this, not the other way round."""
@@ -37,8 +42,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     *,
     num_envs: int,
     num_workers: int | None = None,
-    cameras: Sequence[str] = (),
-    image_size: tuple[int, int] | None = None,
+    cameras: str | Sequence[str] = (),
+    image_size: int | tuple[int, int] | None = None,
     ring: int = 2,
     copy: bool = False,
     frames: Frames = "last",
@@ -69,8 +74,9 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             or a list of these, dealt to the slots in turn.
         num_envs: Number of slots, N.
         num_workers: Worker processes; None for one per slot, 0 to run in this process.
-        cameras: Cameras whose frames the observations carry.
-        image_size: ``(height, width)`` of each frame; None for the suite's, mostly 256 x 256.
+        cameras: Cameras whose frames the observations carry: a list of names, or one name.
+        image_size: ``(height, width)`` of each frame, or one int for both; None for the suite's,
+            mostly 256 x 256.
         ring: Rows of the block, T; a view of an observation is valid until the slot's T-th
             following send.
         copy: Return independent observation arrays instead of views of the block.
@@ -109,36 +115,26 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
 
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
+        InvalidCall: For an argument that makes no sense, before any process is started.
         BuildError: When an env cannot be built.
         HostLimit: When the shared block does not fit in memory, the workers not into the limit on
             open files, or the envs not into a cluster.
     """
     arguments = dict(locals())  # while there is nothing else
-    _check_counts(num_envs, num_workers, ring)
-    _check_choice("hosts", hosts.partition(":")[0], ("local", "ray"))
-    _check_choice("frames", frames, get_args(Frames))
-    _check_choice("autoreset", autoreset, get_args(Autoreset))
-    _check_choice("infos", infos, get_args(Infos))
-    _check_choice("start", start, get_args(Start))
+    check_arguments(arguments)
     if hosts != "local":
         return _on_a_cluster(arguments)
-
-    def plan(slot: int, task: TaskLike) -> SlotPlan:
-        spec = specify(task, tuple(cameras), image_size, suite_options)
-        if observer and (observed_slots is None or slot in observed_slots):
-            spec = replace(spec, observer=observer, observer_options=dict(observer_options or {}))
-        elif frames == "none":
-            spec = replace(spec, cameras=())  # nobody looks, so nothing is set up to render
-        return SlotPlan(slot, registry.locate(spec.suite), spec)
-
     names = expand_tasks(tasks)
-    plans = [plan(slot, names[slot % len(names)]) for slot in range(num_envs)]
+    planner = partial(_plan, arguments)
+    plans = [planner(slot, names[slot % len(names)]) for slot in range(num_envs)]
     dealt = [plan.spec for plan in plans]
     suites = [registry.load(plan.location) for plan in plans]
     workers = num_envs if num_workers is None else min(num_workers, num_envs)
     screen = screens.choose_for(display, suites, dealt, in_process=workers == 0)
     screens.check_processes(suites, workers)
-    environment = {**screen.env, **screens.variables(suites, dealt)}
+    interpreter = screens.interpreter(suites, dealt)
+    mode = _mode("fresh" if interpreter else start, [suite.fork for suite in suites])
+    threads = host.thread_limits(workers, forked=mode != "never") if workers else {}
     settings = SlotSettings(
         num_envs=num_envs,
         num_workers=max(1, workers),
@@ -147,30 +143,19 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         autoreset=autoreset,
         infos=infos,
     )
-    interpreter = screens.interpreter(suites, dealt)
-    mode = _mode("fresh" if interpreter else start, [suite.fork for suite in suites])
-    engine: SerialEngine | WorkerEngine
-    if workers == 0:
-        _check_in_process(interpreter)
-        engine = SerialEngine(
-            plans, settings, environment, max_restarts, own_screen=bool(screen.x_server)
-        )
-    else:
-        threads = host.thread_limits(workers, forked=mode != "never")
-        options = WorkerOptions(
-            mode=mode,
-            environment={**threads, **environment},
-            step_timeout_s=step_timeout_s,
-            reset_timeout_s=reset_timeout_s,
-            build_timeout_s=build_timeout_s,
-            max_restarts=max_restarts,
-            memory_limit=memory_limit,
-            entropy=seed,
-            pin=pin_workers,
-            x_server=screen.x_server,
-            interpreter=interpreter,
-        )
-        engine = WorkerEngine(plans, _groups(num_envs, workers), settings, options)
+    options = WorkerOptions(
+        mode=mode,
+        environment={**threads, **screen.env, **screens.variables(suites, dealt)},
+        step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
+        build_timeout_s=build_timeout_s,
+        max_restarts=max_restarts,
+        memory_limit=memory_limit,
+        entropy=seed,
+        pin=pin_workers,
+        x_server=screen.x_server,
+        interpreter=interpreter,
+    )
     episodic = all(suite.episodic for suite in suites)
     delivery = VectorOptions(
         copy=copy,
@@ -180,18 +165,58 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         seed=seed,
         scatter=mode == "built" and workers > 0 and not episodic,
     )
-    drawn = {
+    engine = _engine(plans, workers, settings, options)
+    return VectorEnv(engine, settings, delivery, planner, partial(_provenance, screen))
+
+
+def _plan(arguments: Mapping[str, Any], slot: int, task: TaskLike) -> SlotPlan:
+    """What a slot is to hold, by the arguments of `make_vec`."""
+    suite_options = arguments["suite_options"]
+    try:
+        spec = specify(task, arguments["cameras"], arguments["image_size"], suite_options)
+    except UnknownName as error:
+        if error.name not in suite_options:
+            raise
+        valid = (*error.valid, *inspect.signature(make_vec).parameters)
+        raise error.meaning(difflib.get_close_matches(error.name, valid)) from None
+    observed = arguments["observed_slots"]
+    if arguments["observer"] and (observed is None or slot in observed):
+        options = dict(arguments["observer_options"] or {})
+        spec = replace(spec, observer=arguments["observer"], observer_options=options)
+    elif arguments["frames"] == "none":
+        spec = replace(spec, cameras=())  # nobody looks, so nothing is set up to render
+    return SlotPlan(slot, registry.locate(spec.suite), spec)
+
+
+def _engine(
+    plans: Sequence[SlotPlan], workers: int, settings: SlotSettings, options: WorkerOptions
+) -> Engine:
+    if workers:
+        return WorkerEngine(plans, _groups(len(plans), workers), settings, options)
+    if options.interpreter is not None:
+        raise InvalidCall(
+            f"num_workers=0 runs envs in this process, but they need {options.interpreter}; "
+            "leave num_workers out"
+        )
+    return SerialEngine(
+        plans,
+        settings,
+        options.environment,
+        options.max_restarts,
+        own_screen=bool(options.x_server),
+    )
+
+
+def _provenance(screen: Display, plan: SlotPlan) -> Mapping[str, Any]:
+    """Versions and settings that shape the episodes of a plan, whose frames are drawn there."""
+    description = registry.load(plan.location).describe(plan.spec)
+    own = {"task": plan.spec.name} if description is None else description.provenance
+    return {
+        **own,
         "display": screen.name,
         "renderer": screen.description,
         "display_variables": dict(screen.env),
     }
-
-    def provenance(plan: SlotPlan) -> Mapping[str, Any]:
-        description = registry.load(plan.location).describe(plan.spec)
-        own = {"task": plan.spec.name} if description is None else description.provenance
-        return {**own, **drawn}
-
-    return VectorEnv(engine, settings, delivery, plan, provenance)
 
 
 def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:
@@ -201,43 +226,37 @@ def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:
     return made
 
 
-def _check_counts(num_envs: int, num_workers: int | None, ring: int) -> None:
-    if num_envs < 1:
-        raise InvalidCall(f"num_envs must be at least 1, found {num_envs}")
-    if num_workers is not None and num_workers < 0:
-        raise InvalidCall(f"num_workers must be None, 0 or more, found {num_workers}")
-    if ring < 2:
-        raise InvalidCall(f"ring must be at least 2, found {ring}: one row is being written")
-
-
-def _check_in_process(interpreter: str | None) -> None:
-    if interpreter is not None:
-        raise InvalidCall(
-            f"num_workers=0 runs envs in this process, but they need {interpreter}; "
-            "leave num_workers out"
-        )
-
-
-def _check_choice(option: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise UnknownName(option, str(value), valid)
-
-
 def expand_tasks(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
     """Single tasks, with sets spelled out.
 
     Raises:
         UnknownName: There is no such suite, task or set.
-        InvalidCall: There are none.
+        InvalidCall: There are none, or something is no task.
     """
-    if isinstance(tasks, str) and "/" in tasks:
+    if _is_name(tasks):
         return [f"{suite}/{task}" for suite, task in registry.resolve(tasks)]
     if isinstance(tasks, str) or callable(tasks):
         return [tasks]
+    if isinstance(tasks, gymnasium.Env) or not isinstance(tasks, Iterable):
+        raise _no_task(tasks)
     expanded = [one for task in tasks for one in expand_tasks(task)]
     if not expanded:
         raise InvalidCall("no tasks were given")
     return expanded
+
+
+def _is_name(task: Any) -> TypeGuard[str]:
+    """Whether this is to be looked up in a suite; ``"module:callable"`` is imported."""
+    return isinstance(task, str) and ("/" in task or ":" not in task)
+
+
+def _no_task(found: Any) -> InvalidCall:
+    an_env = isinstance(found, gymnasium.Env)
+    what = f"an instance of {type(found).__name__}" if an_env else repr(found)
+    hint = ": pass a callable that builds the env where it runs" if an_env else ""
+    return InvalidCall(
+        f"a task is a name or a callable, and tasks may be a list; found {what}{hint}"
+    )
 
 
 def describe_display(display: str, suites: Sequence[str]) -> str:
@@ -248,24 +267,28 @@ def describe_display(display: str, suites: Sequence[str]) -> str:
 
 def specify(
     task: TaskLike,
-    cameras: tuple[str, ...],
-    image_size: tuple[int, int] | None,
+    cameras: str | Sequence[str],
+    image_size: int | tuple[int, int] | None,
     options: dict[str, Any],
 ) -> EnvSpec:
     """What is to be built for a task, complete and checked; without a size, the suite's.
 
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
+        InvalidCall: For what is no task, no list of cameras or no size.
     """
-    if isinstance(task, str) and "/" in task:
+    if _is_name(task):
         suite, name = registry.resolve(task)[0]
+    elif not (isinstance(task, str) or callable(task)):
+        raise _no_task(task)
     else:
         suite = "callable"
         name = task if isinstance(task, str) else getattr(task, "__qualname__", repr(task))
         factory = task if isinstance(task, str) else cloudpickle.dumps(task)
         options = {**options, "factory": factory}
-    size = image_size or registry.defaults(suite, options)["image_size"]
-    spec = EnvSpec(suite, name, cameras, size, options)
+    if image_size is None:
+        image_size = registry.defaults(suite, options)["image_size"]
+    spec = EnvSpec(suite, name, camera_names(cameras), frame_size(image_size), options)
     return registry.load(registry.locate(spec.suite)).check(spec)
 
 

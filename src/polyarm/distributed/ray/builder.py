@@ -51,7 +51,7 @@ class Builder:
         del self._arguments["suite_options"]
         self._num_envs: int = arguments["num_envs"]
         self._tasks = expand_tasks(arguments["tasks"])
-        cameras = () if arguments["frames"] == "none" else tuple(arguments["cameras"])
+        cameras = () if arguments["frames"] == "none" else arguments["cameras"]
         self._renders = bool(cameras)
         self._env_nbytes = env_nbytes(
             [

@@ -1,0 +1,107 @@
+"""What `make_vec` is given: accepted as it is meant, or refused in one sentence, at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from polyarm import InvalidCall, UnknownName, make_vec
+from polyarm.testing import CountingEnv
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """The text of the error that `make_vec` raises, before it has made an engine."""
+
+    def engine(*_, **__):
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr("polyarm.vector.make.WorkerEngine", engine)
+
+    def refused(error, tasks=CountingEnv, **arguments):
+        with pytest.raises(error) as caught:
+            make_vec(tasks, **{"num_envs": 2, **arguments})
+        return str(caught.value)
+
+    return refused
+
+
+def test_a_single_camera_need_not_be_in_a_list(make_any):
+    env = make_any("toy/count-3", cameras="wrist", image_size=(4, 4))
+    assert env.specs[0].cameras == ("wrist",)
+
+
+@pytest.mark.parametrize("size", [6, np.int64(6), [6, 6], np.array([6, 6])])
+def test_an_image_size_may_be_one_int_or_any_pair(make_any, size):
+    env = make_any("toy/count-3", cameras=("front",), image_size=size)
+    assert env.single_observation_space["pixels/front"].shape == (6, 6, 3)
+    assert type(env.specs[0].image_size[0]) is int
+
+
+@pytest.mark.parametrize("size", [84.5, (84,), (0, 84), "84"])
+def test_another_image_size_is_refused(refuse, size):
+    text = refuse(InvalidCall, "toy/count-3", image_size=size)
+    assert text.startswith("image_size must be (height, width) in pixels, or one int, found")
+
+
+@pytest.mark.parametrize("cameras", [None, 3, ["front", 3]])
+def test_cameras_that_are_no_names_are_refused(refuse, cameras):
+    text = refuse(InvalidCall, "toy/count-3", cameras=cameras)
+    assert text == f"cameras must be a list of names, found {cameras}"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("CartPole-v1", "unknown task 'CartPole-v1'; did you mean 'gym/CartPole-v1'? Valid: "),
+        ("reach-v3", "unknown task 'reach-v3'; did you mean 'metaworld/reach-v3'? Valid: "),
+        (["mt10"], "unknown task 'mt10'; did you mean 'metaworld/mt10'? Valid: "),
+        ("nothing", "unknown task 'nothing'. Valid: gym/<task>, "),
+    ],
+    ids=["gym", "task", "set", "nowhere"],
+)
+def test_a_task_without_its_suite_is_found_there(refuse, tasks, message):
+    assert refuse(UnknownName, tasks).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (CountingEnv(), "an instance of CountingEnv: pass a callable that builds the env"),
+        ([CountingEnv, CountingEnv()], "an instance of CountingEnv: pass a callable"),
+        (None, "found None"),
+        ([None], "found None"),
+    ],
+    ids=["env", "list of envs", "none", "list of none"],
+)
+def test_what_is_no_task_is_refused(refuse, tasks, message):
+    assert message in refuse(InvalidCall, tasks)
+
+
+def test_an_env_cannot_be_switched_to(make_any):
+    with pytest.raises(InvalidCall, match="an instance of CountingEnv"):
+        make_any("toy/count-3").switch_task([0], CountingEnv())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_envs", 2.0, "must be an int of at least 1, found 2.0"),
+        ("num_workers", 1.0, "must be None or an int of at least 0, found 1.0"),
+        ("max_restarts", -1, "must be an int of at least 0, found -1"),
+        ("memory_limit", 0, "must be None or an int of at least 1, found 0"),
+        ("step_timeout_s", None, "must be a number of seconds above 0, found None"),
+        ("step_timeout_s", 0, "must be a number of seconds above 0, found 0"),
+        ("build_timeout_s", float("nan"), "must be a number of seconds above 0, found nan"),
+    ],
+)
+def test_counts_and_durations_that_cannot_be_are_refused(refuse, name, value, message):
+    assert refuse(InvalidCall, **{name: value}) == f"{name} {message}"
+
+
+def test_a_misspelt_argument_is_looked_for_among_make_vecs_own(refuse):
+    text = refuse(UnknownName, num_worker=2)
+    assert text.startswith("unknown option 'num_worker'; did you mean 'num_workers'")
+    assert "factory" not in text
+    text = refuse(UnknownName, "metaworld/reach-v3", sucess="last")
+    assert "did you mean 'success'? Valid: success, " in text
