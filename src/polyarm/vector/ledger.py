@@ -17,6 +17,8 @@ from polyarm.vector.settings import Autoreset
 
 Slots = NDArray[np.intp]
 
+_SLOT_TYPE = np.dtype(np.intp)
+
 
 class Ledger:
     """The state of all slots as the trainer knows it.
@@ -47,7 +49,9 @@ class Ledger:
 
     def idle(self, slots: Sequence[int] | Slots | None, what: str) -> Slots:
         """The slots as an array, or a refusal if they can't take a command now."""
-        chosen = self.all if slots is None else np.asarray(slots, np.intp).reshape(-1)
+        chosen = self.all if slots is None else np.asarray(slots).reshape(-1)
+        if chosen.dtype is not _SLOT_TYPE:
+            chosen = _as_slots(chosen, what)
         if len(chosen) == 0 or len(np.unique(chosen)) != len(chosen):
             raise InvalidCall(f"{what} needs distinct slots, found {chosen.tolist()}")
         if chosen.min() < 0 or chosen.max() >= self._num_envs:
@@ -137,3 +141,13 @@ class Ledger:
         """Note that these slots hold new envs, which must be reset."""
         self.ended[slots] = True
         self._eventful = True
+
+
+def _as_slots(given: Array, what: str) -> Slots:
+    """Integers of another type; a mask of slots, or floats, would name others than were meant."""
+    if len(given) and given.dtype.kind not in "iu":
+        raise InvalidCall(
+            f"{what} needs the numbers of slots, found {given.dtype} {given.tolist()};"
+            f" np.flatnonzero() gives those of a mask"
+        )
+    return given.astype(np.intp)

@@ -319,3 +319,21 @@ def test_a_failed_slot_delivers_its_last_complete_observation(make, options):
     assert not rewards.any()
     assert info["steps"].tolist() == [0] * 4
     assert info["_error"].tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [[True, False, True, False], np.array([False, True]), [1.0, 2.0]],
+    ids=["mask", "short mask", "floats"],
+)
+def test_slots_are_numbers_and_neither_masks_nor_floats(make_any, slots):
+    env = make_any(CountingEnv)
+    env.reset(seed=0)
+    calls = [lambda: env.send(ALL[: len(slots)], slots), lambda: env.send_reset(slots)]
+    for call in calls:
+        with pytest.raises(InvalidCall, match=r"needs the numbers of slots, found (bool|float64)"):
+            call()
+    with pytest.raises(InvalidCall, match=r"needs distinct slots, found \[\]"):
+        env.send(ALL[:0], [])
+    env.send(ALL[:2], np.array([1, 3], np.uint8))
+    assert sorted(env.recv(2).slots) == [1, 3]
