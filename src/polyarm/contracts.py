@@ -210,7 +210,8 @@ class SuiteEnv(Protocol):
 
     - ``expert_action()``: the scripted expert's action for the current state.
     - ``bind(buffers)``: write the next observations straight into ``buffers`` (key → array) and
-      return those very arrays.
+      return those very arrays. It is known by its parameter's name; any other ``bind`` is left
+      alone.
     - ``frame_seconds``: seconds spent rendering since the env was built.
     - ``upright``: steps of rows and columns, ``(-1, 1)`` and the like, that turn a delivered frame
       into what a person would see; recordings use it.

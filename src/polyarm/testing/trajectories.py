@@ -115,7 +115,7 @@ def run_bound(env: gymnasium.Env[Any, Any], episode: int, steps: int) -> Traject
     suite_env: Any = env
     space: Any = env.observation_space
     buffers = {key: np.zeros(part.shape, part.dtype) for key, part in space.items()}
-    suite_env.bind(buffers)
+    suite_env.bind(buffers=buffers)
     suite_env.frames_enabled = True
     obs, _ = env.reset(options={"episode": episode})
     strangers = [key for key in buffers if obs[key] is not buffers[key]]

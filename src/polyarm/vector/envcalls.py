@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, Literal
 
 import gymnasium
@@ -21,6 +23,16 @@ def holder(env: gymnasium.Env[Any, Any], name: str) -> Any | None:
         if not isinstance(layer, gymnasium.Wrapper):
             return None
         layer = layer.env
+
+
+def binder(env: gymnasium.Env[Any, Any]) -> Callable[..., Any] | None:
+    """An env's ``bind(buffers)``, or None; a ``bind`` that takes something else is its own."""
+    bind = getattr(holder(env, "bind"), "bind", None)
+    try:
+        parameters = inspect.signature(bind).parameters  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # it cannot be called, or does not say with what
+        return None
+    return bind if next(iter(parameters), "") == "buffers" else None
 
 
 def call_env(

@@ -29,7 +29,7 @@ from polyarm.vector.board import (
     Result,
     SegmentKind,
 )
-from polyarm.vector.envcalls import call_env, holder, set_attribute
+from polyarm.vector.envcalls import binder, call_env, holder, set_attribute
 from polyarm.vector.infos import InfoWriter, info_segment, mailable
 from polyarm.vector.layout import Array
 from polyarm.vector.memory import Block, Mail
@@ -85,8 +85,7 @@ class Slot:
         self._ended = True
         self._switch = holder(env, "frames_enabled")
         self._clock = self._switch if hasattr(self._switch, "frame_seconds") else None
-        binder = holder(env, "bind")
-        self._bind: Callable[[Mapping[str, Array]], None] | None = binder and binder.bind
+        self._bind: Callable[[Mapping[str, Array]], None] | None = binder(env)
         self._watch = EpisodeWatch(spec, env) if spec.observer else None
         self._added: dict[str, Any] = {}
         self._epoch = 0
@@ -320,8 +319,8 @@ class Slot:
         if self._watch is not None:
             wanted = self._watched(self._watch.begin, observed, index) or wanted
         self._set_frames(wanted=wanted)
-        self._bind_row(row, place)
         self.publish(_RESETTING)
+        self._bind_row(row, place)
         obs, info = self._timed(self.env.reset, seed=seed, options=options or None)
         if self._watch is not None:
             self._watched(self._watch.first, obs)
