@@ -195,6 +195,10 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Close envs and end all processes; returns within seconds in every state.
 
         Does nothing in a forked copy of the process that made the env.
+
+        Args:
+            timeout_s: How long workers may take to close their envs before they are killed.
+            **_: Gymnasium's ``timeout`` and ``terminate`` are accepted, and mean nothing here.
         """
         if not self.closed:
             self.closed = True
