@@ -65,11 +65,11 @@ class AsynchronousEnv(BlockEnv):
         self._commands.forget_losses(chosen, ended=True)
         ring = self._ring
         ring.reserve(chunk or 1)
+        ring.use_chunk(chosen)
         if arrays is not None:
             ring.write_actions(chosen, arrays, chunk or 1)
         self._commands.underway = chosen, chunk
         rows = ring.advance(chosen)
-        ring.use_chunk(chosen)
         self._expire(chosen, rows)
         self._commands.write(chosen, op, rows, chunk or 1)
         self._commands.send(chosen, op, chunk)
@@ -123,9 +123,9 @@ class AsynchronousEnv(BlockEnv):
         options = dict(options or {})
         self._commands.forget_losses(chosen)
         self._episodes.begin(chosen, seed, options)
+        self._ring.use_chunk(chosen)
         self._commands.underway = chosen, None
         rows = self._ring.advance(chosen)
-        self._ring.use_chunk(chosen)
         self._expire(chosen, rows)
         self._commands.write(chosen, Op.RESET, rows, 1)
         if options:

@@ -141,7 +141,7 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         The newest row is ``row``; after `rewind`, rows are in the order of time.
         """
-        self._require_open()
+        self._require_idle("history")
         return {**self._ring.history(), "row": int(self._ring.slot_row[0])}
 
     @property

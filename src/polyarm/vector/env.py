@@ -63,12 +63,12 @@ class VectorEnv(AsynchronousEnv):
         commands.forget_losses(slots)
         self._episodes.begin(slots, seed, options)
         ring, before = self._ring, self._ring.slot_row.copy()
+        ring.use_chunk(None)
         commands.underway = self._ledger.all, None
         row = ring.advance_all()
         for slot in np.setdiff1d(self._ledger.all, slots).tolist():
-            ring.copy(slot, int(before[slot]), row, ring.chunk)
+            ring.copy(slot, int(before[slot]), row)
             ring.shorten(slot, row)
-        ring.use_chunk(slots)
         if self._options.check_lifetimes:
             ring.poison(_ALL, row)
         waiting = slots
@@ -141,10 +141,10 @@ class VectorEnv(AsynchronousEnv):
             commands.forget_losses(ledger.all, ended=True)
         if length > ring.chunk.capacity:
             ring.reserve(length)
+        ring.use_chunk(None)
         ring.write_actions(_ALL, arrays, length)
         commands.underway = ledger.all, chunk
         row = ring.advance_all()
-        ring.use_chunk(None)
         if self._options.check_lifetimes:
             ring.poison(_ALL, row)
         commands.write(None, Op.STEP, row, length)

@@ -72,7 +72,6 @@ class Ring:
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
         # Where each slot's last complete observation lies, whatever becomes of its command.
         self._last_row: Slots = np.zeros(layout.num_envs, np.intp)
-        self._last_chunk = self.slot_chunk
         self._row = self._row_before = 0
         self._aligned = True
         self._shared_chunk: Chunk | None = self.chunk
@@ -130,7 +129,7 @@ class Ring:
         if not self._aligned:
             # In the row of the last lockstep call: views of it are the ones people may still hold.
             for slot in np.flatnonzero(self.slot_row != self._row).tolist():
-                self.copy(slot, int(self.slot_row[slot]), self._row, self.slot_chunk[slot])
+                self.copy(slot, int(self.slot_row[slot]), self._row)
             self._aligned = True
         row = (self._row + 1) % self.layout.rows
         if self.before_overwrite is not None:
@@ -142,9 +141,10 @@ class Ring:
     def rewind(self) -> None:
         """Carry everybody's newest observation to row 0."""
         newest = self.slot_row.copy()
+        self.use_chunk(None)
         for slot, row in enumerate(newest.tolist()):
-            if row or self.slot_chunk[slot] is not self.chunk:
-                self.copy(slot, row, 0, self.chunk)
+            if row:
+                self.copy(slot, row, 0)
         self.slot_row[:] = self._row = 0
         self._aligned = True
 
@@ -160,9 +160,6 @@ class Ring:
 
     def restore(self, slots: Slots) -> None:
         """Go back to where these slots' last observations lie: no newer ones will come."""
-        if self._last_chunk is not self.slot_chunk:
-            for slot in slots.tolist():
-                self._move(slot, self._last_chunk[slot])
         self.slot_row[slots] = self._last_row[slots]
         if (self.slot_row == self._row_before).all():  # a lockstep command that nobody has got
             self._row = self._row_before
@@ -172,48 +169,51 @@ class Ring:
         """Note that slots, or all, have complete observations in these rows."""
         if slots is None:
             self._last_row[:] = rows
-            self._last_chunk = self.slot_chunk
-            return
-        self._last_row[slots] = rows
-        if self._last_chunk is not self.slot_chunk:
-            self._last_chunk = list(self._last_chunk)
-            for slot in slots.tolist():
-                self._last_chunk[slot] = self.slot_chunk[slot]
+        else:
+            self._last_row[slots] = rows
 
     def use_chunk(self, slots: Slots | None) -> None:
-        """Note that these slots, or all, now work in the newest chunk segment."""
+        """Have these slots, or all, work in the newest chunk segment from now on."""
         if slots is None:
             if self._shared_chunk is not self.chunk:
-                self.slot_chunk = [self.chunk] * self.layout.num_envs
+                self.use_chunk(np.arange(self.layout.num_envs))
                 self._shared_chunk = self.chunk
             return
         for slot in slots:
             if self.slot_chunk[slot] is not self.chunk:
-                self._move(slot, self.chunk)
+                self._move(slot)
 
-    def _move(self, slot: int, to_chunk: Chunk) -> None:
-        """Note that a slot works in another segment; who remembers the old list may go on."""
-        self.slot_chunk = list(self.slot_chunk)
-        self.slot_chunk[slot] = to_chunk
+    def _move(self, slot: int) -> None:
+        """Have a slot work in the newest chunk segment; all its rows come along.
+
+        The old segment stays as it is: views of it may be held.
+        """
+        source = self.slot_chunk[slot]
+        for name, array in self.chunk.views.items():
+            if name[0] == "action":
+                array[slot, : source.capacity] = source.views[name][slot]
+            else:
+                array[:, slot, : source.capacity] = source.views[name][:, slot]
         self._shared_chunk = None
+        self.slot_chunk[slot] = self.chunk
 
-    def copy(self, slot: int, from_row: int, to_row: int, to_chunk: Chunk) -> None:
+    def copy(self, slot: int, from_row: int, to_row: int) -> None:
         """Carry a slot's observation, flags and rewards over to another row."""
         if self.before_overwrite is not None:
             self.before_overwrite(to_row, slot)
-        source = self.slot_chunk[slot]
-        for name, array in self.rows.items():
-            if name == ("flags",):
-                array[to_row, :, slot] = array[from_row, :, slot]
-            else:
-                array[to_row, slot] = array[from_row, slot]
-        shared = min(source.capacity, to_chunk.capacity)
-        for name, array in to_chunk.views.items():
-            if name[0] != "action":
-                array[to_row, slot, :shared] = source.views[name][from_row, slot, :shared]
-        if source is not to_chunk:
-            self._move(slot, to_chunk)
+        source = self._parts(slot, from_row)
+        for name, part in self._parts(slot, to_row).items():
+            part[...] = source[name]
         self.settled(np.array([slot]), to_row)
+
+    def _parts(self, slot: int, row: int) -> dict[Path, Array]:
+        """Views of all that a slot delivers in a row."""
+        parts = {
+            name: array[row, :, slot] if name == ("flags",) else array[row, slot, ...]
+            for name, array in self.rows.items()
+        }
+        chunk = self.slot_chunk[slot].views.items()
+        return parts | {name: array[row, slot] for name, array in chunk if name[0] != "action"}
 
     def shorten(self, slot: int, row: int) -> None:
         """Make a chunk with an observation of every step one step long: its last."""
@@ -239,26 +239,19 @@ class Ring:
             chunk: How many actions it was sent.
         """
         row, from_row = int(self.slot_row[slot]), int(self._last_row[slot])
-        to_chunk, every, newest = (
-            self.slot_chunk[slot],
-            self.layout.every,
-            self._newest(slot, from_row),
-        )
-        home, source = (
-            (to_chunk.views, self._last_chunk[slot].views) if every else (self.rows, self.rows)
-        )
+        newest, views = self._newest(slot, from_row), self.slot_chunk[slot].views
         for leaf in self.layout.observation:
             name = ("obs", *leaf.path)
-            if every:
-                home[name][row, slot, 0] = source[name][from_row, slot, newest]
-                home[name][row, slot, 1:chunk] = 0
+            if self.layout.every:
+                views[name][row, slot, 0] = views[name][from_row, slot, newest]
+                views[name][row, slot, 1:chunk] = 0
             else:
-                home[name][row, slot] = source[name][from_row, slot]
-        if every:
-            home[("frame_valid",)][row, slot] = False
+                self.rows[name][row, slot] = self.rows[name][from_row, slot]
+        if self.layout.every:
+            views[("frame_valid",)][row, slot] = False
         self.rows[("flags",)][row, :, slot] = (False, True, False)
         self.rows[("steps",)][row, slot] = 0
-        to_chunk.views[("rewards",)][row, slot, :chunk] = 0.0
+        views[("rewards",)][row, slot, :chunk] = 0.0
 
     def poison(self, slots: Slots | slice, row: int) -> None:
         """Spoil the row after the one about to be written: views of it have expired."""
@@ -368,6 +361,7 @@ class Ring:
 
     def history(self) -> dict[str, Any]:
         """The whole ring, contiguous: observations ``(T, N, …)``, flags and rewards."""
+        self.use_chunk(None)
         home = self.chunk.views if self.layout.every else self.rows
         values = {leaf.path: home[("obs", *leaf.path)] for leaf in self.layout.observation}
         rewards = self.chunk.views[("rewards",)]

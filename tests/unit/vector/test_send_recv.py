@@ -105,6 +105,7 @@ def test_lockstep_calls_with_sends_pending_are_refused(make):
         lambda: env.step_chunk(ALL[:, None]),
         env.reset,
         env.rewind,
+        env.history,
         env.render,
         lambda: env.get_attr("length"),
         lambda: env.set_attr("length", 3),
