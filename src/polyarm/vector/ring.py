@@ -1,4 +1,4 @@
-"""The trainer's views of the block: ring rows, chunk segments and infos, and who wrote where last.
+"""The ring of rows: which row each slot writes next, where it wrote last, and what is read there.
 
 Row numbers are chosen here and sent with each command. A lockstep `step` gives all slots the same
 row; `send` lets each slot advance on its own, and the next lockstep call brings them together.
@@ -13,31 +13,16 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.vector.board import MAX_SEGMENTS, Board, Entry, SegmentKind
-from polyarm.vector.infos import InfoKey, InfoReader, info_segment
-from polyarm.vector.layout import Array, BlockLayout, Path, Segment, nest
+from polyarm.vector.board import Board
+from polyarm.vector.layout import Array, BlockLayout, Path, nest
 from polyarm.vector.memory import Block, Mail
+from polyarm.vector.segments import Chunk, Segments
 
 Slots = NDArray[np.intp]
 _POISON_BYTE = 0xDB
 
 
-class Chunk:
-    """A chunk segment: actions, rewards and, if every step is delivered, observations.
-
-    Args:
-        capacity: The longest chunk it holds.
-        views: Its arrays.
-    """
-
-    def __init__(self, capacity: int, views: dict[Path, Array]) -> None:
-        self.capacity = capacity
-        self.views = views
-        self.actions = [array for name, array in views.items() if name[0] == "action"]
-        self.rewards = list(views[("rewards",)])
-
-
-class Ring:
+class Ring(Segments):
     """Rows, chunks and infos of all slots.
 
     Args:
@@ -56,18 +41,8 @@ class Ring:
         layout: BlockLayout,
         space: gymnasium.Space[Any],
     ) -> None:
-        self._block = block
-        self._board = board
-        self._mail = mail
+        super().__init__(block, board, mail, layout)
         self._space = space
-        self.layout = layout
-        self.epoch = 0
-        """How many segments workers are to know; counted once all is ready for one more."""
-        self.rows = self._append(SegmentKind.ROWS, layout.row_segment(), layout.digest())
-        self.epoch += 1
-        self.chunk = self._append_chunk(1)
-        self.epoch += 1
-        self.infos: InfoReader | None = None
         self.slot_row: Slots = np.zeros(layout.num_envs, np.intp)
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
         # Where each slot's last complete observation lies, whatever becomes of its command.
@@ -83,36 +58,6 @@ class Ring:
         self._buffers = [np.zeros((0,), leaf.dtype) for leaf in layout.observation]
         self.before_overwrite: Callable[[Slots | int, Slots | slice | int], None] | None = None
         """Told which rows of which slots are about to be written again; readers are waited for."""
-
-    def _append(self, kind: SegmentKind, segment: Segment, size: int) -> dict[Path, Array]:
-        if self.epoch == MAX_SEGMENTS:
-            raise MemoryError("the block's segment table is full")
-        offset = self._block.append(segment.nbytes)
-        self._board.segments[self.epoch, [Entry.KIND, Entry.OFFSET, Entry.SIZE]] = (
-            kind,
-            offset,
-            size,
-        )
-        return segment.views(self._block.map(offset, segment.nbytes))
-
-    def _append_chunk(self, capacity: int) -> Chunk:
-        segment = self.layout.chunk_segment(capacity)
-        return Chunk(capacity, self._append(SegmentKind.CHUNK, segment, capacity))
-
-    def reserve(self, chunk: int) -> None:
-        """Make room for chunks of this length; grows geometrically after the first time."""
-        if chunk > self.chunk.capacity:
-            first = self.chunk.capacity == 1
-            made = self._append_chunk(chunk if first else max(chunk, 2 * self.chunk.capacity))
-            self.chunk, self.epoch = made, self.epoch + 1
-
-    def set_schema(self, schema: tuple[InfoKey, ...]) -> None:
-        """Fix which info keys travel in the block."""
-        num_envs = self.layout.num_envs
-        letter = self._mail.put(num_envs, schema, to_worker=True)
-        views = self._append(SegmentKind.INFO, info_segment(schema, num_envs), letter)
-        reader = InfoReader(schema, views)
-        self.infos, self.epoch = reader, self.epoch + 1
 
     def write_actions(self, slots: Slots | slice, arrays: list[Array], chunk: int) -> None:
         """Put checked actions, ``(n, K, …)`` per leaf, where workers read them."""
