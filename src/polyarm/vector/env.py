@@ -50,7 +50,9 @@ class VectorEnv(AsynchronousEnv):
                 (exact indices, one per reset slot).
 
         Returns:
-            Observations ``(N, …)`` and infos. A reset that fails is tried again with a new env.
+            Observations ``(N, …)``, views that live as those of `step` do, and infos. To views it
+            is one more step, also of slots that are not reset. A reset that fails is tried again
+            with a new env.
 
         Raises:
             InvalidCall: A seed or an index that cannot be; nothing has changed.

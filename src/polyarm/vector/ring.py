@@ -1,7 +1,8 @@
 """The ring of rows: which row each slot writes next, where it wrote last, and what is read there.
 
 Row numbers are chosen here and sent with each command. A lockstep `step` gives all slots the same
-row; `send` lets each slot advance on its own, and the next lockstep call brings them together.
+row; `send` lets each slot advance on its own, and the next lockstep call brings them together. A
+row is written again by the slot's T-th following command at the earliest, however they are mixed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from polyarm.vector.segments import Chunk, Segments
 
 Slots = NDArray[np.intp]
 _POISON_BYTE = 0xDB
+_ASIDE = -1
+"""In place of a row: the slot's last observation is kept outside the block."""
 
 
 class Ring(Segments):
@@ -47,6 +50,7 @@ class Ring(Segments):
         self.slot_chunk: list[Chunk] = [self.chunk] * layout.num_envs
         # Where each slot's last complete observation lies, whatever becomes of its command.
         self._last_row: Slots = np.zeros(layout.num_envs, np.intp)
+        self._aside: dict[int, list[tuple[Array, Array]]] = {}
         self._row = self._row_before = 0
         self._aligned = True
         self._shared_chunk: Chunk | None = self.chunk
@@ -70,24 +74,45 @@ class Ring(Segments):
         return held[slot, :steps].copy()
 
     def advance_all(self) -> int:
-        """The next row for a lockstep command; brings stragglers into line first."""
+        """The next row for a lockstep command, which brings all slots together."""
         if not self._aligned:
-            # In the row of the last lockstep call: views of it are the ones people may still hold.
-            for slot in np.flatnonzero(self.slot_row != self._row).tolist():
-                self.copy(slot, int(self.slot_row[slot]), self._row)
-            self._aligned = True
+            self._align()
         row = (self._row + 1) % self.layout.rows
         if self.before_overwrite is not None:
             self.before_overwrite(row, slice(None))
-        self._row_before = self._row
-        self.slot_row[:] = self._row = row
+        self._row_before, self._row = self._row, row
+        self.slot_row[:] = row
         return row
+
+    def _align(self) -> None:
+        """Choose the row from which slots that went their own ways go on together.
+
+        It is that of the last lockstep call, if they are not all in one row. A slot was there or
+        further on, so no view loses its row before its time. Only a last observation may lie in the
+        way, in the row that is written next: it is kept aside.
+        """
+        if (self.slot_row == self.slot_row[0]).all():
+            self._row = int(self.slot_row[0])
+        else:
+            row = (self._row + 1) % self.layout.rows
+            for slot in np.flatnonzero(self._last_row == row).tolist():
+                parts = self._parts(slot, row).values()
+                self._aside[slot] = [(part, part.copy()) for part in parts]
+                self._last_row[slot] = _ASIDE
+        self._aligned = True
+
+    def _last(self, slot: int) -> int:
+        """The row of a slot's last observation; one that was kept aside is put back."""
+        if self._last_row[slot] == _ASIDE:
+            for part, kept in self._aside[slot]:
+                part[...] = kept
+            self._last_row[slot] = self.slot_row[slot]
+        return int(self._last_row[slot])
 
     def rewind(self) -> None:
         """Carry everybody's newest observation to row 0."""
-        newest = self.slot_row.copy()
         self.use_chunk(None)
-        for slot, row in enumerate(newest.tolist()):
+        for slot, row in enumerate(self.slot_row.tolist()):
             if row:
                 self.copy(slot, row, 0)
         self.slot_row[:] = self._row = 0
@@ -105,9 +130,10 @@ class Ring(Segments):
 
     def restore(self, slots: Slots) -> None:
         """Go back to where these slots' last observations lie: no newer ones will come."""
-        self.slot_row[slots] = self._last_row[slots]
-        if (self.slot_row == self._row_before).all():  # a lockstep command that nobody has got
+        rows = np.array([self._last(slot) for slot in slots.tolist()], np.intp)
+        if (rows != self.slot_row[slots]).any():  # of a lockstep call, if they were in it
             self._row = self._row_before
+        self.slot_row[slots] = rows
         self._aligned = bool((self.slot_row == self._row).all())
 
     def settled(self, slots: Slots | None, rows: Slots | int) -> None:
@@ -183,7 +209,7 @@ class Ring(Segments):
             slot: The slot.
             chunk: How many actions it was sent.
         """
-        row, from_row = int(self.slot_row[slot]), int(self._last_row[slot])
+        row, from_row = int(self.slot_row[slot]), self._last(slot)
         newest, views = self._newest(slot, from_row), self.slot_chunk[slot].views
         for leaf in self.layout.observation:
             name = ("obs", *leaf.path)
@@ -201,15 +227,18 @@ class Ring(Segments):
     def poison(self, slots: Slots | slice, row: int) -> None:
         """Spoil the row after the one about to be written: views of it have expired."""
         expired = (row + 1) % self.layout.rows
+        # A slot that was ahead may have its last observation there, and has long overwritten views.
+        others = np.arange(self.layout.num_envs)[slots]
+        others = others[self._last_row[others] != expired]
         if self.before_overwrite is not None:
-            self.before_overwrite(expired, slots)
+            self.before_overwrite(expired, others)
         home = self.chunk.views if self.layout.every else self.rows
         for leaf in self.layout.observation:
             view = home[("obs", *leaf.path)]
             poison = (
                 np.nan if leaf.dtype.kind == "f" else np.full((), _POISON_BYTE).astype(leaf.dtype)
             )
-            view[expired, slots] = poison
+            view[expired, others] = poison
 
     def observe_all(self, row: int, chunk: int | None) -> Any:
         """Views of a row: ``(N, …)``, or ``(N, K, …)`` when every step is delivered."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import numpy as np
 import pytest
 
-from polyarm.testing import CountingEnv
+from polyarm.testing import CountingEnv, CrashingEnv
 
 LONG = partial(CountingEnv, length=100)
 NOTHING = np.zeros((4, 2), np.float32)
@@ -15,6 +16,79 @@ NOTHING = np.zeros((4, 2), np.float32)
 
 def chunk(length, slots=4):
     return np.zeros((slots, length, 2), np.float32)
+
+
+def half_writing(error=RuntimeError, **options):
+    """An env that spoils the arrays it is to write into before it fails."""
+
+    class HalfWritingEnv(CrashingEnv):
+        buffers = None
+
+        def bind(self, buffers):
+            self.buffers = buffers
+
+        def fail(self):
+            self.buffers["state"][...] = -1
+            raise error
+
+    return partial(HalfWritingEnv, length=100, **options)
+
+
+# How long views live.
+
+
+@pytest.mark.parametrize("check_lifetimes", [False, True])
+@pytest.mark.parametrize("ring", [2, 3, 6])
+def test_sends_between_steps_take_no_view_before_its_time(make, ring, check_lifetimes):
+    env = make(LONG, ring=ring, check_lifetimes=check_lifetimes)
+    for ahead in range(1, ring + 2):
+        obs, _ = env.reset(seed=0)
+        kept, sent = copy.deepcopy(obs), np.zeros(4, int)
+        for turn in range(ahead + ring):
+            slots = [0] if turn < ahead else [0, 1, 2, 3]
+            if turn < ahead:
+                env.send(NOTHING[:1], slots)
+                env.recv()
+            else:
+                env.step(NOTHING)
+            sent[slots] += 1
+            for key, value in kept.items():
+                np.testing.assert_array_equal(obs[key][sent < ring], value[sent < ring])
+
+
+# What becomes of last observations.
+
+
+@pytest.mark.parametrize("frames", ["last", "every"])
+@pytest.mark.parametrize(("ring", "check_lifetimes"), [(2, False), (2, True), (3, False)])
+def test_a_slot_that_was_ahead_and_fails_delivers_its_last_complete_observation(
+    make, ring, check_lifetimes, frames
+):
+    tasks = [half_writing(at=at) for at in (3, 4, 5, 6)]
+    env = make(tasks, ring=ring, check_lifetimes=check_lifetimes, frames=frames)
+    env.reset(seed=5)
+    env.step(NOTHING)
+    for slot in range(4):
+        for _ in range(slot + 1):
+            env.send(NOTHING[:1], [slot])
+            env.recv(1)
+    obs, *_, info = env.step(NOTHING)
+    assert info["_error"].all()
+    assert obs["state"][:, :2].tolist() == [[5, 2], [6, 3], [7, 4], [8, 5]]
+
+
+def test_a_slot_that_was_ahead_keeps_its_observation_if_a_step_is_cut_short(make_any):
+    env = make_any([LONG, half_writing(KeyboardInterrupt, at=3)], num_envs=2, ring=3)
+    env.reset(seed=5)
+    obs, *_ = env.step(NOTHING[:2])
+    kept = copy.deepcopy(obs)
+    env.send(NOTHING[:1], [1])
+    env.recv()
+    with pytest.raises(KeyboardInterrupt):
+        env.step(NOTHING[:2])
+    env.recv(1)  # the slot that got the command
+    assert env.observe([0, 1])["state"][:, :2].tolist() == [[5, 2], [6, 2]]
+    np.testing.assert_array_equal(obs["state"], kept["state"])
 
 
 # What the whole ring says.
