@@ -182,9 +182,9 @@ class Play:
         """
         ring, horizon = self.envs.history(), self._options.horizon
         rewards = ring["rewards"][1:].reshape(horizon, self.envs.num_envs, -1)
-        rewards = rewards[..., : self._options.action_chunk]
-        steps, terminated = ring["steps"][1:], ring["terminated"][1:].astype(np.bool_)
-        truncated = ring["truncated"][1:].astype(np.bool_)
+        steps, terminated, truncated = (
+            ring[name][1:] for name in ("steps", "terminated", "truncated")
+        )
         self._require_numbers(rewards, "a reward")
         if "state" in leaves:
             self._require_numbers(leaves["state"].numpy(), "a state")

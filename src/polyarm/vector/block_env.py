@@ -137,12 +137,23 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     # Looking at the block.
 
     def history(self) -> dict[str, Any]:
-        """The whole ring as contiguous arrays, ``(T, N, …)``, in the block's order.
+        """The whole ring, in the block's order: row ``row`` is the newest, the next is the oldest.
 
-        The newest row is ``row``; after `rewind`, rows are in the order of time.
+        After `rewind`, row 0 is where it begins. A row in which a slot made no step (a reset, that
+        of others, a failure, a row not written yet) has 0 in ``steps`` and no reward.
+
+        Returns:
+            ``obs``, contiguous views ``(T, N, …)``, with ``frames="every"`` ``(T, N, K, …)``, and
+            copies: ``rewards`` ``(T, N, K)``, or ``(T, N)`` if there have been single steps alone;
+            ``terminated``, ``truncated`` and ``steps``, ``(T, N)``; ``row``. K is the longest chunk
+            there has been; what is behind the steps made is 0.
+
+        Raises:
+            InvalidCall: Since the last `rewind`, slots have been sent more often than others, or
+                some are pending.
         """
         self._require_idle("history")
-        return {**self._ring.history(), "row": int(self._ring.slot_row[0])}
+        return self._ring.history()
 
     @property
     def specs(self) -> tuple[EnvSpec, ...]:

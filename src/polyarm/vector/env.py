@@ -69,8 +69,7 @@ class VectorEnv(AsynchronousEnv):
         commands.underway = self._ledger.all, None
         row = ring.advance_all()
         for slot in np.setdiff1d(self._ledger.all, slots).tolist():
-            ring.copy(slot, int(before[slot]), row)
-            ring.shorten(slot, row)
+            ring.stay(slot, int(before[slot]), row)
         if self._options.check_lifetimes:
             ring.poison(_ALL, row)
         waiting = slots
@@ -141,7 +140,7 @@ class VectorEnv(AsynchronousEnv):
         ledger.require_steppable(ledger.all)
         if self._engine.lost:
             commands.forget_losses(ledger.all, ended=True)
-        if length > ring.chunk.capacity:
+        if length > ring.longest:
             ring.reserve(length)
         ring.use_chunk(None)
         ring.write_actions(_ALL, arrays, length)
@@ -158,8 +157,15 @@ class VectorEnv(AsynchronousEnv):
         return self._own(ring.observe_all(row, chunk)), rewards, flags[0], flags[1], info
 
     def rewind(self) -> None:
-        """Carry the newest row to row 0: the next T - 1 steps fill rows 1 to T - 1 in order."""
+        """Carry the newest row to row 0: the next T - 1 steps fill rows 1 to T - 1 in order.
+
+        Until then, `history` says that no steps were made in those. All views expire but those of
+        the newest observations, which do with the next step.
+        """
         self._require_idle("rewind")
+        if self._options.check_lifetimes:
+            for row in range(self._ring.layout.rows):
+                self._ring.poison(_ALL, row)
         self._ring.rewind()
 
     def _masked(self, mask: Any) -> Slots:

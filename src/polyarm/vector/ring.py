@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from polyarm.errors import InvalidCall
 from polyarm.vector.board import Board
 from polyarm.vector.layout import Array, BlockLayout, Path, nest
 from polyarm.vector.memory import Block, Mail
@@ -53,6 +54,7 @@ class Ring(Segments):
         self._aside: dict[int, list[tuple[Array, Array]]] = {}
         self._row = self._row_before = 0
         self._aligned = True
+        self._in_order = True
         self._shared_chunk: Chunk | None = self.chunk
         self._flags = list(self.rows[("flags",)])
         self._steps = list(self.rows[("steps",)])
@@ -94,6 +96,7 @@ class Ring(Segments):
         if (self.slot_row == self.slot_row[0]).all():
             self._row = int(self.slot_row[0])
         else:
+            self._in_order = False
             row = (self._row + 1) % self.layout.rows
             for slot in np.flatnonzero(self._last_row == row).tolist():
                 parts = self._parts(slot, row).values()
@@ -110,13 +113,15 @@ class Ring(Segments):
         return int(self._last_row[slot])
 
     def rewind(self) -> None:
-        """Carry everybody's newest observation to row 0."""
+        """Carry everybody's newest observation to row 0, and forget what came of other rows."""
         self.use_chunk(None)
         for slot, row in enumerate(self.slot_row.tolist()):
             if row:
                 self.copy(slot, row, 0)
         self.slot_row[:] = self._row = 0
-        self._aligned = True
+        self.rows[("steps",)][1:] = 0
+        self.rows[("flags",)][1:, :2] = False
+        self._aligned = self._in_order = True
 
     def advance(self, slots: Slots) -> Slots:
         """The next row of each of these slots."""
@@ -186,8 +191,9 @@ class Ring(Segments):
         chunk = self.slot_chunk[slot].views.items()
         return parts | {name: array[row, slot] for name, array in chunk if name[0] != "action"}
 
-    def shorten(self, slot: int, row: int) -> None:
-        """Make a chunk with an observation of every step one step long: its last."""
+    def stay(self, slot: int, from_row: int, row: int) -> None:
+        """Fill the row of a slot that makes no step in it: its newest observation comes first."""
+        self.copy(slot, from_row, row)
         newest = self._newest(slot, row)
         if newest:
             views = self.slot_chunk[slot].views
@@ -196,7 +202,8 @@ class Ring(Segments):
                 *(("obs", *leaf.path) for leaf in self.layout.observation),
             ):
                 views[name][row, slot, 0] = views[name][row, slot, newest]
-            self.rows[("steps",)][row, slot] = 1
+        self.rows[("steps",)][row, slot] = 0
+        self.rows[("flags",)][row, :2, slot] = False
 
     def _newest(self, slot: int, row: int) -> int:
         """The place of a slot's newest observation in a row: others are of earlier steps."""
@@ -334,15 +341,34 @@ class Ring(Segments):
         return out[:, 0] if chunk is None else out
 
     def history(self) -> dict[str, Any]:
-        """The whole ring, contiguous: observations ``(T, N, …)``, flags and rewards."""
+        """The whole ring, in the block's order: views of observations, copies of all else.
+
+        Raises:
+            InvalidCall: Rows are not in the order of time.
+        """
+        if not self._in_order or (self.slot_row != self.slot_row[0]).any():
+            raise InvalidCall(
+                "history() is of all slots together, and some have been sent more often than others"
+                " since the last rewind(): their rows are not in the order of time. rewind() begins"
+                " a new history with the newest observations."
+            )
         self.use_chunk(None)
-        home = self.chunk.views if self.layout.every else self.rows
-        values = {leaf.path: home[("obs", *leaf.path)] for leaf in self.layout.observation}
-        rewards = self.chunk.views[("rewards",)]
+        flags, steps = self.rows[("flags",)], self.rows[("steps",)].copy()
+        places = np.arange(self.longest)
+        # A row may have held a longer chunk before: what lies behind the steps made is not of it.
+        rewards = self.chunk.views[("rewards",)][..., : self.longest]
+        rewards = np.where(places < steps[..., None], rewards, 0.0)
+        home, values = self.chunk.views if self.layout.every else self.rows, {}
+        for leaf in self.layout.observation:
+            values[leaf.path] = view = home[("obs", *leaf.path)]
+            if self.layout.every:
+                values[leaf.path] = view = view[:, :, : self.longest]
+                view[places >= np.maximum(steps, 1)[..., None]] = 0
         return {
             "obs": nest(self._space, values),
-            "rewards": rewards[:, :, 0] if self.chunk.capacity == 1 else rewards,
-            "terminated": self.rows[("flags",)][:, 0],
-            "truncated": self.rows[("flags",)][:, 1],
-            "steps": self.rows[("steps",)],
+            "rewards": rewards[..., 0] if self.longest == 1 else rewards,
+            "terminated": flags[:, 0].copy(),
+            "truncated": flags[:, 1].copy(),
+            "steps": steps,
+            "row": int(self.slot_row[0]),
         }

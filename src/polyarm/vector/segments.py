@@ -47,6 +47,8 @@ class Segments:
         self.epoch += 1
         self.chunk = self._append_chunk(1)
         self.epoch += 1
+        self.longest = 1
+        """The longest chunk that there has been; segments may have room for more."""
         self.infos: InfoReader | None = None
 
     def _append(self, kind: SegmentKind, segment: Segment, size: int) -> dict[Path, Array]:
@@ -70,6 +72,7 @@ class Segments:
             first = self.chunk.capacity == 1
             made = self._append_chunk(chunk if first else max(chunk, 2 * self.chunk.capacity))
             self.chunk, self.epoch = made, self.epoch + 1
+        self.longest = max(self.longest, chunk)
 
     def set_schema(self, schema: tuple[InfoKey, ...]) -> None:
         """Fix which info keys travel in the block."""

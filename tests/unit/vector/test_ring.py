@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from polyarm import InvalidCall
 from polyarm.testing import CountingEnv, CrashingEnv
 
 LONG = partial(CountingEnv, length=100)
@@ -91,7 +92,95 @@ def test_a_slot_that_was_ahead_keeps_its_observation_if_a_step_is_cut_short(make
     np.testing.assert_array_equal(obs["state"], kept["state"])
 
 
+def test_rewinding_leaves_no_view_but_the_newest(make):
+    env = make(LONG, ring=3, check_lifetimes=True)
+    env.reset(seed=0)
+    env.rewind()
+    views = [env.step(NOTHING)[0] for _ in range(3)]
+    env.rewind()
+    assert [np.isnan(view["state"]).all() for view in views] == [True, True, False]
+    assert views[2]["state"][:, 1].tolist() == [3] * 4
+    assert env.history()["obs"]["state"][0, :, 1].tolist() == [3] * 4
+
+
 # What the whole ring says.
+
+
+def test_the_history_is_refused_once_slots_have_gone_their_own_ways_until_it_begins_anew(make):
+    env = make(LONG, ring=4)
+    env.reset(seed=0)
+    env.send(NOTHING[:1], [2])
+    env.recv()
+    with pytest.raises(InvalidCall, match=r"rewind\(\)"):
+        env.history()
+    env.step(NOTHING)
+    with pytest.raises(InvalidCall, match=r"rewind\(\)"):
+        env.history()
+    env.rewind()
+    env.step(NOTHING)
+    history = env.history()
+    assert history["row"] == 1
+    assert history["obs"]["state"][:2, :, 1].tolist() == [[1, 1, 2, 1], [2, 2, 3, 2]]
+
+
+def test_sends_to_all_slots_fill_the_history_as_steps_do(make):
+    env = make(LONG, ring=4)
+    env.reset(seed=0)
+    env.rewind()
+    env.send(NOTHING[:2], [0, 2])
+    env.send(NOTHING[:2], [3, 1])
+    env.recv(4)
+    env.step(NOTHING)
+    history = env.history()
+    assert history["rewards"][:, 0].tolist() == [0, 1, 2, 0]
+    assert history["obs"]["state"][:3, :, 1].tolist() == [[0] * 4, [1] * 4, [2] * 4]
+
+
+@pytest.mark.parametrize("frames", ["last", "every"])
+def test_a_slot_that_is_not_reset_has_made_no_step_in_that_row(make, frames):
+    env = make(partial(CountingEnv, length=5), ring=4, frames=frames)
+    env.reset(seed=0)
+    env.rewind()
+    env.step_chunk(chunk(2))
+    env.step_chunk(chunk(3))
+    _, info = env.reset(options={"reset_mask": np.array([True, False, False, True])})
+    assert info["frame_valid"].all()
+    history = env.history()
+    assert history["steps"][:, 1].tolist() == [0, 2, 3, 0]
+    assert history["terminated"][:, 1].tolist() == [False, False, True, False]
+    assert history["rewards"][:, 1].tolist() == [[0, 0, 0], [1, 2, 0], [3, 4, 5], [0, 0, 0]]
+    shown = history["obs"]["state"][:, 1, ..., 1].tolist()
+    assert shown == (
+        [[0, 0, 0], [1, 2, 0], [3, 4, 5], [5, 0, 0]] if frames == "every" else [0, 2, 5, 5]
+    )
+    assert env.step(NOTHING)[-1]["steps"].tolist() == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("frames", ["last", "every"])
+def test_rows_that_held_longer_chunks_say_nothing_of_them(make, frames):
+    env = make(LONG, ring=2, frames=frames)
+    env.reset(seed=0)
+    for length in (3, 3, 4, 1, 2):
+        env.step_chunk(chunk(length))
+    history = env.history()
+    row = history["row"]
+    assert history["rewards"][[row - 1, row], 0].tolist() == [[11, 0, 0, 0], [12, 13, 0, 0]]
+    assert history["rewards"].flags.c_contiguous
+    if frames == "every":
+        shown = history["obs"]["state"][[row - 1, row], 0, :, 1]
+        assert shown.tolist() == [[11, 0, 0, 0], [12, 13, 0, 0]]
+
+
+def test_rows_not_written_since_rewinding_say_that_no_step_was_made(make_any):
+    env = make_any(partial(CountingEnv, length=3), ring=4)
+    env.reset(seed=0)
+    for _ in range(3):
+        env.step(NOTHING)
+    env.rewind()
+    history = env.history()
+    assert history["rewards"][:, 0].tolist() == [3, 0, 0, 0]
+    assert history["steps"][:, 0].tolist() == [1, 0, 0, 0]
+    assert history["terminated"][:, 0].tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("frames", ["last", "every"])

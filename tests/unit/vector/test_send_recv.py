@@ -195,16 +195,6 @@ def test_resetting_some_slots_keeps_what_the_others_last_showed(make):
     assert obs["state"][:, :2].tolist() == [[1, 0], [1, 3], [2, 1], [3, 1]]
 
 
-def test_each_slot_has_its_rows_in_the_ring(make_any):
-    env = make_any(partial(CountingEnv, length=100), ring=4)
-    env.reset(seed=0)
-    for _ in range(3):
-        env.send(ONE, [2])
-        env.recv()
-    rows = env.history()["obs"]["state"][:, 2, 1]
-    assert sorted(rows.tolist()) == [0, 1, 2, 3]
-
-
 def test_a_reset_can_be_sent(make):
     env = make(partial(CountingEnv, length=100))
     env.send_reset(seed=40)
