@@ -24,6 +24,8 @@ Slots = NDArray[np.intp]
 _POISON_BYTE = 0xDB
 _ASIDE = -1
 """In place of a row: the slot's last observation is kept outside the block."""
+_FORGOTTEN = -1
+"""In place of a number of steps: the row is of a history that has been rewound."""
 
 
 class Ring(Segments):
@@ -119,7 +121,7 @@ class Ring(Segments):
             if row:
                 self.copy(slot, row, 0)
         self.slot_row[:] = self._row = 0
-        self.rows[("steps",)][1:] = 0
+        self.rows[("steps",)][1:] = _FORGOTTEN
         self.rows[("flags",)][1:, :2] = False
         self._aligned = self._in_order = True
 
@@ -353,22 +355,23 @@ class Ring(Segments):
                 " a new history with the newest observations."
             )
         self.use_chunk(None)
-        flags, steps = self.rows[("flags",)], self.rows[("steps",)].copy()
-        places = np.arange(self.longest)
+        flags, steps = self.rows[("flags",)], self.rows[("steps",)]
         # A row may have held a longer chunk before: what lies behind the steps made is not of it.
+        places = np.arange(self.longest)
         rewards = self.chunk.views[("rewards",)][..., : self.longest]
         rewards = np.where(places < steps[..., None], rewards, 0.0)
-        home, values = self.chunk.views if self.layout.every else self.rows, {}
-        for leaf in self.layout.observation:
-            values[leaf.path] = view = home[("obs", *leaf.path)]
-            if self.layout.every:
-                values[leaf.path] = view = view[:, :, : self.longest]
-                view[places >= np.maximum(steps, 1)[..., None]] = 0
+        home = self.chunk.views if self.layout.every else self.rows
+        values = {leaf.path: home[("obs", *leaf.path)] for leaf in self.layout.observation}
+        if self.layout.every:
+            behind = (places >= np.maximum(steps, 1)[..., None]) & (steps != _FORGOTTEN)[..., None]
+            for path, array in values.items():
+                values[path] = view = array[:, :, : self.longest]
+                view[behind] = 0
         return {
             "obs": nest(self._space, values),
             "rewards": rewards[..., 0] if self.longest == 1 else rewards,
             "terminated": flags[:, 0].copy(),
             "truncated": flags[:, 1].copy(),
-            "steps": steps,
+            "steps": np.maximum(steps, 0),
             "row": int(self.slot_row[0]),
         }
