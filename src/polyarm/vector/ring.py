@@ -99,11 +99,11 @@ class Ring(Segments):
             self._row = int(self.slot_row[0])
         else:
             self._in_order = False
-            row = (self._row + 1) % self.layout.rows
-            for slot in np.flatnonzero(self._last_row == row).tolist():
-                parts = self._parts(slot, row).values()
-                self._aside[slot] = [(part, part.copy()) for part in parts]
-                self._last_row[slot] = _ASIDE
+        row = (self._row + 1) % self.layout.rows
+        for slot in np.flatnonzero(self._last_row == row).tolist():
+            parts = self._parts(slot, row).values()
+            self._aside[slot] = [(part, part.copy()) for part in parts]
+            self._last_row[slot] = _ASIDE
         self._aligned = True
 
     def _last(self, slot: int) -> int:
@@ -117,10 +117,11 @@ class Ring(Segments):
     def rewind(self) -> None:
         """Carry everybody's newest observation to row 0, and forget what came of other rows."""
         self.use_chunk(None)
-        for slot, row in enumerate(self.slot_row.tolist()):
-            if row:
-                self.copy(slot, row, 0)
-        self.slot_row[:] = self._row = 0
+        self._aligned = False
+        for slot in np.flatnonzero(self.slot_row).tolist():
+            self.copy(slot, int(self.slot_row[slot]), 0)
+            self.slot_row[slot] = 0
+        self._row = 0
         self.rows[("steps",)][1:] = _FORGOTTEN
         self.rows[("flags",)][1:, :2] = False
         self._aligned = self._in_order = True
@@ -138,7 +139,7 @@ class Ring(Segments):
     def restore(self, slots: Slots) -> None:
         """Go back to where these slots' last observations lie: no newer ones will come."""
         rows = np.array([self._last(slot) for slot in slots.tolist()], np.intp)
-        if (rows != self.slot_row[slots]).any():  # of a lockstep call, if they were in it
+        if (rows != self.slot_row[slots]).any():  # if it was a lockstep call, it never was
             self._row = self._row_before
         self.slot_row[slots] = rows
         self._aligned = bool((self.slot_row == self._row).all())

@@ -68,11 +68,13 @@ class Segments:
 
     def reserve(self, chunk: int) -> None:
         """Make room for chunks of this length; grows geometrically after the first time."""
+        if chunk <= self.longest:
+            return
         if chunk > self.chunk.capacity:
             first = self.chunk.capacity == 1
             made = self._append_chunk(chunk if first else max(chunk, 2 * self.chunk.capacity))
             self.chunk, self.epoch = made, self.epoch + 1
-        self.longest = max(self.longest, chunk)
+        self.longest = chunk
 
     def set_schema(self, schema: tuple[InfoKey, ...]) -> None:
         """Fix which info keys travel in the block."""
