@@ -64,9 +64,3 @@ def test_memory_that_was_there_before_the_fork_is_not_a_workers_own_until_it_wri
         envs.step(actions)
         assert look.step_until(memory_error, steps=300).kind == "memory"
         assert all(look.running(pid) for pid in others)
-
-
-def test_the_same_memory_is_a_workers_own_that_has_built_it_itself(probe):
-    with polyarm.make_vec(LargeEnv, num_envs=1, start="imports", memory_limit=150 << 20) as envs:
-        envs.reset()
-        assert probe(envs).step_until(memory_error, steps=300).kind == "memory"

@@ -113,7 +113,7 @@ def test_a_switch_in_the_background_refuses_a_wrong_episode_before_it_begins(pro
         envs.reset(seed=0)
         with pytest.raises(InvalidCall, match=r"episode index must be from 0 .*found -1"):
             envs.send_reset([0], task="toy/count-50", options={"episodes": [-1]})
-        with pytest.raises(InvalidCall, match="a seed must be"):
+        with pytest.raises(InvalidCall, match="seed of a suite must be"):
             envs.send_reset([0], task="toy/count-50", seed=-1)
         assert envs.tasks == ("toy/count-10", "toy/count-10")
         assert envs.step(look.actions())[1].tolist() == [1, 1]

@@ -64,7 +64,8 @@ class EvalOptions(NamesTasks):
         max_batch: Rows per decision at most.
         max_wait_ms: How long a ready env waits for others to join its batch.
         policy_timeout: How long one decision may take, such as 10m.
-        step_timeout: How long one env step may take before its worker is replaced.
+        step_timeout: How long one env step may take before its worker is replaced; on a crowded
+            machine, how long it may compute.
         reset_timeout: The same for a reset.
         cameras: Cameras whose frames the policy sees, and which are recorded.
         image_size: Height and width of each frame in pixels; by default the protocol's, or 256.

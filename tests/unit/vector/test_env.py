@@ -351,7 +351,7 @@ def test_seeds_may_differ_from_slot_to_slot(make):
     assert info["seed"].tolist() == [9, 5, 9, 1]
     with pytest.raises(InvalidCall, match="one per slot: 4, found 2"):
         env.reset(seed=[1, 2])
-    with pytest.raises(InvalidCall, match="seed must be in"):
+    with pytest.raises(InvalidCall, match="a seed must be from 0"):
         env.reset(seed=-1)
     env.step(NOTHING)
 
