@@ -11,7 +11,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import math
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +24,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from polyarm.cli import console, ranks
-from polyarm.cli.exits import FAILED, INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
+from polyarm.cli.exits import FAILED, STOPPED, TOO_MANY_ERRORS, stopped_by
 from polyarm.cli.progress import Show, live_progress
 from polyarm.cli.signals import signals_stop
 from polyarm.distributed.ranks import Rank, Share
-from polyarm.errors import InvalidCall, MissingExtra, StorageError
+from polyarm.errors import InvalidCall, MissingExtra, StoppedEarly, StorageError
 from polyarm.rollout.options import EvalOptions, options_from, seconds
 
 if TYPE_CHECKING:
@@ -96,9 +95,10 @@ def play(
         observed_slots: Slots that are recorded; None for all.
         resumable: Whether the same command again would go on.
     """
-    from polyarm.distributed.members import member, successors_of, why_not_fresh
+    from polyarm.distributed.members import member, succession, why_not_fresh
     from polyarm.policies.loading import expand_policies
     from polyarm.rollout.evaluator import Evaluator
+    from polyarm.rollout.runlock import Job
 
     errors = console.console(stderr=True)
     console.log_to(errors, rank.mark)
@@ -122,7 +122,7 @@ def play(
             folder,
             observed_slots=observed_slots,
             member=seat,
-            job=successors_of(rank) if resumable else "",
+            job=succession(rank) if resumable else Job(),
         )
         signals.stop_by(evaluator.stop)
         if rank.leads:
@@ -132,6 +132,9 @@ def play(
                 results = evaluator.run(policies, show)
                 # Later signals stop nothing: once a rank has left, its launcher ends the others.
                 causes = tuple(signals.caught)
+        except StoppedEarly as error:
+            errors.print(f"{rank.mark}polyarm: {error}", markup=False, soft_wrap=True)
+            return stopped_by(signals.caught)
         except StorageError as error:
             said = f"[red]{rank.mark}polyarm: {escape(str(error))}[/]\n{_how_to_go_on()}"
             errors.print(said, soft_wrap=True)
@@ -192,9 +195,7 @@ def _conclude(
 
 def _exit_code(results: Results, options: EvalOptions, causes: Sequence[int]) -> int:
     if results.missing:
-        if signal.SIGINT in causes:
-            return INTERRUPTED
-        return REQUEUE if causes else STOPPED
+        return stopped_by(causes) if causes else STOPPED
     allowed = options.max_errors * results.planned
     return TOO_MANY_ERRORS if results.errors > allowed else 0
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
+
 TOO_MANY_ERRORS = 1
 INCOMPLETE = 1
 """Of a check: something is missing or damaged."""
@@ -15,3 +18,8 @@ REQUEUE = 75
 The number that sysexits.h calls EX_TEMPFAIL."""
 INTERRUPTED = 130
 NOBODY_READS = 141
+
+
+def stopped_by(signals: Sequence[int]) -> int:
+    """What to leave with after these, with work left to do."""
+    return INTERRUPTED if signal.SIGINT in signals else REQUEUE

@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from polyarm.cli import console, ranks
-from polyarm.cli.exits import INTERRUPTED, REQUEUE, STOPPED, TOO_MANY_ERRORS
+from polyarm.cli.exits import STOPPED, TOO_MANY_ERRORS, stopped_by
 from polyarm.cli.signals import signals_stop
 from polyarm.distributed import slurm
 from polyarm.distributed.ranks import Share
@@ -53,7 +53,7 @@ def run(options: TrainOptions) -> int:
             )
         except StoppedEarly as error:
             errors.print(f"{share.rank.mark}polyarm: {error}", markup=False, soft_wrap=True)
-            return _stopped_by(signals.caught)
+            return stopped_by(signals.caught)
         except RunConflict as error:
             if slurm.array_task() is None:
                 raise
@@ -84,12 +84,8 @@ def _tell_problems(done: Training, share: Share, errors: Console) -> None:
 
 def _exit_code(done: Training, causes: Sequence[int]) -> int:
     if done.stopped:
-        return _stopped_by(causes) if done.asked or signal.SIGINT in causes else STOPPED
+        return stopped_by(causes) if done.asked or signal.SIGINT in causes else STOPPED
     return TOO_MANY_ERRORS if _in_vain(done) else 0
-
-
-def _stopped_by(causes: Sequence[int]) -> int:
-    return INTERRUPTED if signal.SIGINT in causes else REQUEUE
 
 
 def _in_vain(done: Training) -> bool:

@@ -13,7 +13,7 @@ from polyarm.display.rank import in_slurm_step
 from polyarm.distributed import slurm
 from polyarm.distributed.launcher import TORCHRUN, launcher_pid
 from polyarm.distributed.ranks import Rank
-from polyarm.rollout.runlock import start_of
+from polyarm.rollout.runlock import Job, start_of
 from polyarm.rollout.sharing import Member
 
 
@@ -35,14 +35,16 @@ def starter_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
     return _job(environment) if TORCHRUN in environment else ""
 
 
-def successors_of(rank: Rank, environment: Mapping[str, str] = os.environ) -> str:
-    """What a process has in common with the one that is started in its place, on whatever host.
+def succession(rank: Rank, environment: Mapping[str, str] = os.environ) -> Job:
+    """What starts a process in the place of this one when it ends, on whatever host.
 
-    "" if nothing would be. SLURM queues a job again under the same number, whatever it runs.
+    SLURM queues a job again under the same number, whatever it runs, and counts how often.
     """
+    restarted = environment.get("TORCHELASTIC_RESTART_COUNT", "")
+    attempt = slurm.restarts(environment), int(restarted) if restarted.isdecimal() else 0
     if job := environment.get("SLURM_JOB_ID"):
-        return f"SLURM job {job}"
-    return "" if rank.world == 1 else _job(environment)
+        return Job(f"SLURM job {job}", attempt)
+    return Job() if rank.world == 1 else Job(_job(environment), attempt)
 
 
 def why_not_fresh(seat: Member | None, environment: Mapping[str, str] = os.environ) -> str | None:

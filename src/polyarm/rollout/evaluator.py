@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
-from polyarm.errors import InvalidCall
+from polyarm.errors import InvalidCall, StoppedEarly
 from polyarm.report.encoding import plain
 from polyarm.report.html import require_report_extra
-from polyarm.report.results import Results
+from polyarm.report.results import FILE_NAME, Results
 from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.dataset import DatasetExport
-from polyarm.rollout.journal import Finished, Journal, read_episodes
+from polyarm.rollout.journal import Finished, Journal, read_episodes, storage_errors
 from polyarm.rollout.live_envs import Need
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group, condensed, group_tasks, planned_ranges
 from polyarm.rollout.player import TIMES, Turn, make_player
+from polyarm.rollout.runlock import Job
 from polyarm.rollout.sharing import (
     Member,
     Sharing,
     await_fresh_start,
     process_began_at,
-    was_begun_by,
 )
 from polyarm.rollout.suite_settings import refuse_own_options
 from polyarm.vector.make import TaskLike
@@ -71,15 +71,15 @@ class Evaluator:
         folder: Where results go, or None to keep them in memory only.
         observed_slots: Slots that are recorded; None for all.
         member: Which of the ranks that share the folder this is; None if nobody shares it.
-        job: What starts this process again if it ends: one of the same job that has the folder, on
-            another host, is waited for.
+        job: What starts this process again if it ends: an earlier one of the same job that has the
+            folder, on another host, is waited for.
 
     Attributes:
         groups: The tasks, by what shares a vector env.
         planned: The episodes of each policy.
         finished: What has been finished, by policy and episode.
         sums_up: Whether results are this process's to write, after a run: it is the first rank, or
-            the first of those that are left.
+            the first of those that are left, and knows more than has been written.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Evaluator:
         *,
         observed_slots: Sequence[int] | None = None,
         member: Member | None = None,
-        job: str = "",
+        job: Job = Job(),  # noqa: B008  it cannot be changed
     ) -> None:
         if folder is not None:
             require_report_extra()
@@ -147,7 +147,7 @@ class Evaluator:
                 is not run again; without, every call starts anew.
             show: Called after every episode, and now and then.
         """
-        began = time.perf_counter()
+        began, spent_before = time.perf_counter(), self._total_s
         stop_after = seconds(self._options.stop_after)
         self._player.policies.unload()  # a checkpoint may have changed since
         planned = {(label, key) for label in policies for key in self.planned}
@@ -173,12 +173,13 @@ class Evaluator:
                         show(Progress(known, len(planned), running, spent, made, last))
                     if stop_after is not None and spent > stop_after:
                         self.stop()
-                self._conclude(journal, time.perf_counter() - began)
+                self._total_s = spent_before + time.perf_counter() - began
+                self._conclude(journal, list(policies))
         except BaseException:
             self.close()
             raise
         finally:
-            self._total_s += time.perf_counter() - began
+            self._total_s = spent_before + time.perf_counter() - began
             self._player.stopping = False
         return self.results(list(policies))
 
@@ -301,40 +302,62 @@ class Evaluator:
 
     def _open_journal(self, folder: Path) -> Journal:
         fresh = self._options.fresh and not self._opened
+        run = self._run_file()
+        waits: dict[str, Any] = {"job": self._job, "waiting": self._heed_stop}
         if self._member is None:
-            return Journal(folder, self._run_file(), fresh=fresh, job=self._job)
+            return Journal(folder, run, fresh=fresh, **waits)
         if fresh and not self._is_first:
             await_fresh_start(folder, self._member.job, lambda: self._player.stopping)
-        return Journal(
-            folder,
-            {**self._run_file(), "job": self._member.job},
-            rank=self._member.number,
-            alone=False,
-            job=self._job,
-            # A job that was restarted or requeued goes on.
-            fresh=fresh and self._is_first and not was_begun_by(folder, self._member.job),
-        )
+        run["job"], number = self._member.job, self._member.number
+        first = fresh and self._is_first
+        return Journal(folder, run, rank=number, alone=False, fresh=first, **waits)
+
+    def _heed_stop(self) -> None:
+        if self._player.stopping:
+            raise StoppedEarly(f"stopped while waiting for {self._folder}; nothing was begun")
 
     @property
     def _is_first(self) -> bool:
         """Whether this is the one of several ranks that begins and ends for all."""
         return self._member is None or self._member.number == 0
 
-    def _conclude(self, journal: Journal | None, spent_s: float) -> None:
+    def _conclude(self, journal: Journal | None, labels: Sequence[str]) -> None:
         """Sum up what all ranks have done, or leave it to the one that does."""
-        sharing = self._sharing
-        if sharing is not None and self._folder is not None:
-            stopped = self._player.stopping
-            self.sums_up = sharing.sums_up(stopped=stopped)
-            if self.sums_up:
-                for said in sharing.let_others_leave(stopped=stopped):
-                    self._wall_of_others.append(said["wall"])
-                    self._player.add_notes(said["notes"])
-            else:
-                sharing.say({"total": spent_s, **self._player.wall}, self.notes)
-            self.finished = read_episodes(self._folder)  # each once, whoever reads
+        if self._sharing is not None and self._folder is not None:
+            self.sums_up = self._sum_up(self._sharing, self._folder, labels)
         if self._dataset is not None and journal is not None and self.sums_up:
             self._dataset.write(self.finished, self.planned, journal.beat)
+
+    def _sum_up(self, sharing: Sharing, folder: Path, labels: Sequence[str]) -> bool:
+        """Gather what the ranks have to say, if nobody before this one does; returns whether."""
+        stopped = self._player.stopping
+        first_left = sharing.is_first_left(stopped=stopped)
+        if first_left:
+            said = sharing.let_others_leave(stopped=stopped)
+        else:
+            sharing.say({"total": self._total_s, **self._player.wall}, self.notes)
+        self.finished = read_episodes(folder)  # each once, whoever reads
+        if not first_left or self._is_told(folder, labels):
+            return False
+        self._wall_of_others += [one["wall"] for one in said]
+        for one in said:
+            self._player.add_notes(one["notes"])
+        if not self._is_first:  # those before may have ended since this rank began
+            self._wall_before = dict.fromkeys(_TIMES, 0.0)
+            self._go_on_from(folder)
+        with storage_errors(folder):  # before the lock is given up: one that comes later looks here
+            self.results(labels).write(folder)
+        return True
+
+    def _is_told(self, folder: Path, labels: Sequence[str]) -> bool:
+        """Whether a rank before this one has left results that hold all that is finished."""
+        if self._is_first or not (folder / FILE_NAME).exists():
+            return False
+        told = {(one.policy, one.key): one.outcome for one in Results.read(folder).episodes}
+        planned = {(label, key) for label in labels for key in self.planned}
+        return all(
+            told.get(key) == self.finished[key].outcome for key in planned & set(self.finished)
+        )
 
     def _spent(self) -> dict[str, float]:
         """Seconds by what they were spent on: the mean of ranks, which worked side by side."""
@@ -345,7 +368,7 @@ class Evaluator:
 
     def _go_on_from(self, folder: Path) -> None:
         """Add to what earlier runs of this folder took and noted."""
-        if (folder / "results.json").exists():
+        if (folder / FILE_NAME).exists():
             before = Results.read(folder)
             for name in _TIMES:
                 self._wall_before[name] += before.wall.get(name, 0.0)

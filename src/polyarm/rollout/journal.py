@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from polyarm.recording.filenames import stale_parts
 from polyarm.report.encoding import decode_episode, encode_episode, plain, write_atomically
 from polyarm.report.results import Results
 from polyarm.rollout.plan import condensed
-from polyarm.rollout.runlock import RunLock, clear_away, in_use, living_holder
+from polyarm.rollout.runlock import Job, RunLock, clear_away, in_use, living_holder
 
 log = logging.getLogger("polyarm")
 
@@ -52,8 +52,10 @@ class Journal:
             Ranks that were started together have the same ``job``.
         rank: Whose.
         alone: Whether nobody else may play episodes of this run at the same time.
-        fresh: Whether to remove what an earlier run has left.
-        job: Whose processes take one another's place, see `RunLock`; by default that of the run.
+        fresh: Whether to remove what an earlier run has left, unless this one's job has begun it:
+            jobs that are started again go on.
+        job: Whose processes take one another's place, see `RunLock`.
+        waiting: Called while a predecessor is waited for; what it raises ends the wait.
 
     Attributes:
         lock: Says that this rank is alive.
@@ -64,7 +66,7 @@ class Journal:
         StorageError: The folder cannot be written to.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but the first two are keyword-only
         self,
         folder: Path,
         run: Mapping[str, Any],
@@ -72,16 +74,18 @@ class Journal:
         rank: int = 0,
         alone: bool = True,
         fresh: bool = False,
-        job: str = "",
+        job: Job = Job(),  # noqa: B008  it cannot be changed
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._path = folder / episodes_file(rank)
         self._fd = -1
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            job = job or str(run.get("job", ""))
-            self.lock = RunLock(folder / f".rank{rank}.lock", job=job, rank=rank, alone=alone)
+            path = folder / f".rank{rank}.lock"
+            self.lock = RunLock(path, job=job, waiting=waiting, rank=rank, alone=alone)
             try:
+                fresh = fresh and not was_begun_by(folder, run.get("job", ""))
                 self._refuse_company(alone=alone or fresh)
                 if fresh:
                     clear_folder(folder)
@@ -269,6 +273,14 @@ def read_run(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunConflict(f"{path} is damaged: {error}") from error
     return run
+
+
+def was_begun_by(folder: Path, job: str) -> bool:
+    """Whether the run in a folder is one that this job has begun, or gone on with; "" is none."""
+    try:
+        return bool(job) and read_run(folder).get("job") == job
+    except RunConflict:
+        return False
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -14,7 +14,9 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,26 @@ _LOOK_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What has started a process, and would start another one in its place.
+
+    Attributes:
+        name: The same for both; "" if nothing would.
+        attempt: Which of them it is: a successor's is larger.
+    """
+
+    name: str = ""
+    attempt: tuple[int, ...] = ()
+
+
 class RunLock:
     """Held from construction until `release`; its heart beats in a thread of its own.
 
     Args:
         path: The lock's file.
-        job: What has started this process; its predecessor in the same job, on another host, is
-            waited for: it was killed, or it would not have been replaced.
+        job: What has started this process; its predecessor, of an earlier attempt on another host,
+            is waited for: it was killed, or it would not have been replaced.
         waiting: Called now and then meanwhile; what it raises ends the wait.
         **about: What others may read in it, beside who holds it.
 
@@ -50,17 +65,18 @@ class RunLock:
         self,
         path: Path,
         *,
-        job: str = "",
+        job: Job = Job(),  # noqa: B008  it cannot be changed
         waiting: Callable[[], None] = lambda: None,
         **about: Any,
     ) -> None:
         self.path = path
-        self._me = {**_this_process(), "job": job, **about}
+        self._me = {**_this_process(), "job": job.name, "attempt": list(job.attempt), **about}
         self._waiting = waiting
         self._held = False
         self._beaten_at = time.monotonic()
         self._released = threading.Event()
-        mine = path.with_name(f"{path.name}.{self._me['host']}.{os.getpid()}")
+        # Containers may have their host's name, but pids of their own.
+        mine = path.with_name(f"{path.name}.{self._me['host']}.{os.getpid()}.{uuid.uuid4().hex}")
         try:
             mine.write_text(json.dumps(self._me))
             self._take(mine)
@@ -154,8 +170,10 @@ class RunLock:
             time.sleep(_LOOK_S)
 
     def _succeeds(self, holder: dict[str, Any]) -> bool:
-        same_job = self._me["job"] and holder.get("job") == self._me["job"]
-        return bool(same_job) and _is_elsewhere(holder, self._me)
+        me = self._me
+        same_job = bool(me["job"]) and holder.get("job") == me["job"]
+        earlier = holder.get("attempt", me["attempt"]) < me["attempt"]
+        return same_job and earlier and _is_elsewhere(holder, me)
 
 
 def in_use(folder: Path, holder: dict[str, Any]) -> str:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult
-from polyarm.errors import RunConflict
+from polyarm.errors import RunConflict, StoppedEarly
 from polyarm.report.encoding import write_atomically
-from polyarm.rollout.journal import CLAIM, SPENT, Journal, read_run, storage_errors
+from polyarm.rollout.journal import CLAIM, SPENT, Journal, storage_errors, was_begun_by
 from polyarm.rollout.runlock import start_of
 from polyarm.rollout.schedule import Schedule
 
@@ -160,8 +160,8 @@ class Sharing:
         ranks = self._member.world if self._member.together else 1 + len(self._journal.others())
         return -(-episodes // ranks)
 
-    def sums_up(self, *, stopped: bool) -> bool:
-        """Whether this rank is the first of those that are there, and so the one to sum up.
+    def is_first_left(self, *, stopped: bool) -> bool:
+        """Whether no rank before this one is there, so that it is the one to sum up.
 
         Args:
             stopped: Whether it was told to stop; else it waits a little for one before it, which
@@ -240,14 +240,6 @@ def forget_said(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def was_begun_by(folder: Path, job: str) -> bool:
-    """Whether the run in a folder is one that this job has begun, or gone on with."""
-    try:
-        return bool(read_run(folder).get("job") == job)
-    except RunConflict:
-        return False
-
-
 def await_fresh_start(folder: Path, job: str, stopping: Callable[[], bool]) -> None:
     """Wait until the first rank of a job has cleared the folder.
 
@@ -257,12 +249,13 @@ def await_fresh_start(folder: Path, job: str, stopping: Callable[[], bool]) -> N
         stopping: Whether to wait no longer.
 
     Raises:
-        RunConflict: It has not for a long time, or until now.
+        RunConflict: It has not for a long time.
+        StoppedEarly: It has not until now.
     """
     deadline = time.monotonic() + _FRESH_S
     while not was_begun_by(folder, job):
         if stopping():
-            raise RunConflict(f"stopped before the first rank has cleared {folder} for --fresh")
+            raise StoppedEarly(f"stopped before the first rank has cleared {folder} for --fresh")
         if time.monotonic() > deadline:
             raise RunConflict(
                 f"the first rank has not cleared {folder} for --fresh within {_FRESH_S:.0f} s;"

@@ -14,7 +14,7 @@ from typing import Any
 from polyarm.errors import StorageError
 from polyarm.report.encoding import plain
 from polyarm.report.sinks import ScalarLog, open_log, require_sink
-from polyarm.rollout.runlock import RunLock
+from polyarm.rollout.runlock import Job, RunLock
 from polyarm.training.options import TrainOptions
 from polyarm.training.ppo import Update
 
@@ -31,7 +31,7 @@ class Logbook:
         folder: Where it is.
         options: What is run.
         job: What starts this process again if it ends, see `RunLock`.
-        fresh: Whether to forget what an earlier run has left.
+        fresh: Whether to forget what an earlier run has left; asked once the folder is ours.
         waiting: Called while a predecessor in the same job is waited for; it may raise.
 
     Raises:
@@ -44,9 +44,9 @@ class Logbook:
         self,
         folder: Path,
         options: TrainOptions,
-        job: str = "",
+        job: Job = Job(),  # noqa: B008  it cannot be changed
         *,
-        fresh: bool = False,
+        fresh: Callable[[], bool] = lambda: False,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class Logbook:
         with _writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(folder / "lock", job=job, waiting=waiting)
-            if fresh:
+            if fresh():
                 self._forget()
         self._sinks: list[ScalarLog] = []
 

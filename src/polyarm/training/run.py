@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyarm.distributed.members import starter_of, successors_of, why_not_anew
+from polyarm.distributed.members import starter_of, succession, why_not_anew
 from polyarm.distributed.ranks import Rank, Share
 from polyarm.distributed.torchrun import ProcessGroup, process_group
 from polyarm.errors import InvalidCall, PolicyError, StoppedEarly
@@ -136,9 +136,11 @@ def _logbook(folder: Path, options: TrainOptions, rank: Rank, stop: Stop) -> Log
         if stop.asked:
             raise StoppedEarly(f"stopped while waiting for {folder}; nothing was begun")
 
-    # A job that was restarted, or is one of a chain, goes on with what it has begun.
-    anew = options.fresh and not was_written_by(folder / NAME, starter_of(rank))
-    return Logbook(folder, options, successors_of(rank), fresh=anew, waiting=waiting)
+    def fresh() -> bool:
+        # A job that was restarted, or is one of a chain, goes on with what it has begun.
+        return options.fresh and not was_written_by(folder / NAME, starter_of(rank))
+
+    return Logbook(folder, options, succession(rank), fresh=fresh, waiting=waiting)
 
 
 class _Run:

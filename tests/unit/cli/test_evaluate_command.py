@@ -1,6 +1,8 @@
 """``polyarm eval``, ``report``, ``compare`` and ``debug`` as a person uses them, on toy tasks."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -162,8 +164,9 @@ def test_a_job_that_is_queued_again_on_another_host_gets_its_folder_back(
     monkeypatch.setattr(runlock, "STALE_S", 0.3)
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     (tmp_path / "run").mkdir()
-    for job, status in (("4712", 2), ("4711", 0)):
-        holder = {"host": "elsewhere", "pid": 7, "job": f"SLURM job {job}"}
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for job, attempt, status in (("4712", 0, 2), ("4711", 1, 2), ("4711", 0, 0)):
+        holder = {"host": "elsewhere", "pid": 7, "job": f"SLURM job {job}", "attempt": [attempt, 0]}
         (tmp_path / "run" / ".rank0.lock").write_text(json.dumps(holder))
         code, _, err = polyarm(*EVAL, *SMALL, "--out", "run", capsys=capsys)
         assert code == status, err
@@ -231,3 +234,16 @@ def test_help_of_eval_teaches(capsys):
     assert code == 0
     for words in ("--config", "--record", "--stop-after", "examples:", "Exit codes", "--execute"):
         assert words in out
+
+
+def test_a_signal_ends_the_wait_for_a_predecessor(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    (tmp_path / "run").mkdir()
+    holder = {"host": "elsewhere", "pid": 7, "job": "SLURM job 4711", "attempt": [0, 0]}
+    (tmp_path / "run" / ".rank0.lock").write_text(json.dumps(holder))
+    told = "polyarm.rollout.runlock._log.warning"
+    monkeypatch.setattr(told, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = polyarm(*EVAL, *SMALL, "--out", "run", capsys=capsys)
+    assert code == 75
+    assert "polyarm: stopped while waiting for run; nothing was begun" in err

@@ -4,7 +4,7 @@ import pytest
 
 from polyarm.display.rank import local_rank
 from polyarm.distributed import slurm
-from polyarm.distributed.members import member, starter_of, successors_of, why_not_fresh
+from polyarm.distributed.members import member, starter_of, succession, why_not_fresh
 from polyarm.distributed.ranks import Rank
 
 STEP = {
@@ -91,6 +91,7 @@ HOST = {
 }
 HOSTS = {**HOST, "LOCAL_WORLD_SIZE": "1"}
 REQUEUED = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+RESTARTED = {"TORCHELASTIC_RESTART_COUNT": "1"}
 
 
 @pytest.mark.parametrize(
@@ -138,10 +139,19 @@ def test_a_job_that_slurm_queues_again_takes_its_own_place_whatever_it_runs():
     for started in ({}, STEP, HOST, HOSTS, {**ARRAY, "SLURM_JOB_ID": "4711"}):
         first = {**started, "SLURM_JOB_ID": "4711"}
         again = {**first, **REQUEUED, "MASTER_ADDR": "b", "SLURM_STEP_ID": "0"}
-        names = {successors_of(Rank.current(each), each) for each in (first, again)}
-        assert names == {"SLURM job 4711"}
-    assert successors_of(Rank(0, 1), {}) == ""
-    assert successors_of(Rank(0, 2), HOST) == member(Rank(0, 2), HOST).job
+        one, other = (succession(Rank.current(each), each) for each in (first, again))
+        assert one.name == other.name == "SLURM job 4711"
+        assert one.attempt < other.attempt
+    assert succession(Rank(0, 1), {}).name == ""
+    first, again = (succession(Rank(0, 2), {**HOST, **each}) for each in ({}, RESTARTED))
+    assert first.name == again.name == member(Rank(0, 2), HOST).job
+    assert first.attempt < again.attempt
+
+
+def test_two_commands_of_one_job_do_not_take_each_others_place():
+    steps = ({**STEP, "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": step} for step in "01")
+    one, other = (succession(Rank.current(each), each) for each in steps)
+    assert not one.attempt < other.attempt
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from polyarm import InvalidCall, RunConflict
+from polyarm import InvalidCall, RunConflict, StoppedEarly
 from polyarm.contracts import EpisodeKey, EpisodeResult
 from polyarm.rollout import runlock, sharing
 from polyarm.rollout.evaluator import Evaluator
@@ -188,7 +188,7 @@ def test_a_rank_waits_for_the_first_one_to_clear_the_folder(tmp_path, monkeypatc
     with pytest.raises(RunConflict, match="has not cleared"):
         sharing.await_fresh_start(tmp_path, "this one", lambda: False)
     monkeypatch.setattr(sharing, "_FRESH_S", 60.0)
-    with pytest.raises(RunConflict, match="stopped before the first rank"):
+    with pytest.raises(StoppedEarly, match="stopped before the first rank"):
         sharing.await_fresh_start(tmp_path, "this one", lambda: True)
     Journal(tmp_path, {**RUN, "job": "this one"}, alone=False, fresh=True).close()
     sharing.await_fresh_start(tmp_path, "this one", lambda: False)
@@ -214,10 +214,14 @@ def test_a_rank_that_was_requeued_on_another_host_waits_until_it_is_known_to_be_
     monkeypatch.setattr(runlock, "_LOOK_S", 0.01)
     monkeypatch.setattr(runlock, "STALE_S", 0.3)
     path = tmp_path / "lock"
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 7, "job": "SLURM array 1"}))
-    with pytest.raises(RunConflict, match="in use by process 7 on elsewhere"):
-        runlock.RunLock(path, job="SLURM array 2")
-    runlock.RunLock(path, job="SLURM array 1").release()
+    first = runlock.Job("SLURM job 1", (0, 0))
+    holder = {"host": "elsewhere", "pid": 7, "job": first.name, "attempt": [*first.attempt]}
+    path.write_text(json.dumps(holder))
+    # Another command of the same job is not in its place, nor is another job's.
+    for other in (first, runlock.Job("SLURM job 2", (1, 0)), runlock.Job()):
+        with pytest.raises(RunConflict, match="in use by process 7 on elsewhere"):
+            runlock.RunLock(path, job=other)
+    runlock.RunLock(path, job=runlock.Job("SLURM job 1", (1, 0))).release()
     assert not path.exists()
 
 
@@ -236,8 +240,6 @@ def test_a_rank_alone_plays_everything_and_another_finds_nothing_left(tmp_path):
         with evaluator(tmp_path, number) as one:
             results = one.run({"": "zero"})
         assert not results.missing
-        assert one.sums_up
-        results.write(tmp_path)
     assert (tmp_path / "episodes.rank1.jsonl").read_bytes().count(b"\n") == 2
     assert (tmp_path / "episodes.jsonl").read_bytes() == b""
     assert results.wall["total"] > results.wall["startup"] > 0, "of the one that played"
@@ -294,11 +296,11 @@ def test_a_task_of_an_array_counts_those_that_are_there(tmp_path):
 
 def test_the_first_rank_that_is_left_sums_up(tmp_path):
     one, two, three = (Rank(tmp_path, number, 4) for number in (1, 2, 3))
-    assert one.sharing.sums_up(stopped=True)
-    assert not two.sharing.sums_up(stopped=True)
+    assert one.sharing.is_first_left(stopped=True)
+    assert not two.sharing.is_first_left(stopped=True)
     one.close()
-    assert two.sharing.sums_up(stopped=True)
-    assert not three.sharing.sums_up(stopped=True)
+    assert two.sharing.is_first_left(stopped=True)
+    assert not three.sharing.is_first_left(stopped=True)
     two.close()
     three.close()
 
@@ -308,13 +310,37 @@ def test_a_rank_that_was_faster_waits_for_the_first_to_come(tmp_path):
     late = []
     coming = threading.Timer(SOON_S / 3, lambda: late.append(Rank(tmp_path, 0)))
     coming.start()
-    assert not second.sharing.sums_up(stopped=False)
+    assert not second.sharing.is_first_left(stopped=False)
     coming.join()
     late[0].close()
     began = time.monotonic()
-    assert second.sharing.sums_up(stopped=False)
+    assert second.sharing.is_first_left(stopped=False)
     assert time.monotonic() - began >= SOON_S
     second.close()
+
+
+def test_a_rank_that_comes_when_all_is_told_does_not_tell_it_again(tmp_path):
+    with evaluator(tmp_path, 0) as first:
+        first.run({"": "zero"})
+    told = (tmp_path / "results.json").read_bytes()
+    with evaluator(tmp_path, 1) as late:
+        late.run({"": "zero"})
+        assert not late.sums_up
+    assert (tmp_path / "results.json").read_bytes() == told
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_time_that_was_spent_before_a_rank_came_to_sum_up_counts(tmp_path):
+    def first_ends(progress):
+        if not (tmp_path / "results.json").exists():
+            so_far = late.results([""])
+            so_far.wall["total"] += 1000
+            so_far.write(tmp_path)
+
+    with evaluator(tmp_path, 1) as late:
+        results = late.run({"": "zero"}, first_ends)
+    assert late.sums_up
+    assert results.wall["total"] > 1000
 
 
 def test_who_sums_up_where_the_first_rank_is_gone(tmp_path):

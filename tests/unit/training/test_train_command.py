@@ -137,8 +137,9 @@ def test_tasks_of_an_array_are_told_to_use_folders_of_their_own(capsys, monkeypa
 
 def test_a_signal_ends_the_wait_for_a_predecessor(capsys, monkeypatch, here):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     (here / "run").mkdir()
-    holder = {"host": "elsewhere", "pid": 7, "job": "SLURM job 4711"}
+    holder = {"host": "elsewhere", "pid": 7, "job": "SLURM job 4711", "attempt": [0, 0]}
     (here / "run" / "lock").write_text(json.dumps(holder))
     told = "polyarm.rollout.runlock._log.warning"
     monkeypatch.setattr(told, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -167,10 +168,11 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_command_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(command, "train", interrupted)
         line = [*TRAIN, "--task", "toy/count-10", "--train-updates", "4"]
+        patched.setattr(sys, "argv", ["polyarm", *line])
         code, out, err = polyarm(*line, capsys=capsys)
     assert code == status
     assert "2 updates, " in out
-    assert "stopped with a checkpoint; go on from there with: polyarm " in err
+    assert f"stopped with a checkpoint; go on from there with: polyarm {' '.join(line)}" in err
     code, out, _ = polyarm(*line, capsys=capsys)
     assert code == 0
     assert out.startswith("update=3/4 ")
@@ -196,8 +198,9 @@ def test_a_job_that_is_queued_again_on_another_host_gets_its_folder_back(
     monkeypatch.setattr(runlock, "STALE_S", 0.3)
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     (tmp_path / "run").mkdir()
-    for job, status in (("4712", 2), ("4711", 0)):
-        holder = {"host": "elsewhere", "pid": 7, "job": f"SLURM job {job}"}
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for job, attempt, status in (("4712", 0, 2), ("4711", 1, 2), ("4711", 0, 0)):
+        holder = {"host": "elsewhere", "pid": 7, "job": f"SLURM job {job}", "attempt": [attempt, 0]}
         (tmp_path / "run" / "lock").write_text(json.dumps(holder))
         code, _, err = polyarm(*TRAIN, "--train-updates", "1", "--out", "run", capsys=capsys)
         assert code == status, err
