@@ -7,10 +7,13 @@ starts, fails, dies) holds handlers back instead.
 
 from __future__ import annotations
 
+import inspect
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from itertools import pairwise
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -80,3 +83,22 @@ class HandlersWait:
                 raised = error
         if raised is not None:
             raise raised
+
+
+def handler_leaves(error: BaseException) -> bool:
+    """Whether this is a signal handler's `SystemExit`, in whatever it has cut short.
+
+    A handler is told the frame that it interrupts, which is its caller. It may have uninstalled
+    itself before it left, so the installed ones say nothing.
+    """
+    if not isinstance(error, SystemExit):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(_was_told(frame, caller) for caller, frame in pairwise(frames))
+
+
+def _was_told(frame: FrameType, caller: FrameType) -> bool:
+    """Whether a function was called with its caller's frame."""
+    names, rest, _, values = inspect.getargvalues(frame)
+    given = [*map(values.get, names), *values.get(rest or "", ())]
+    return any(value is caller for value in given)

@@ -10,6 +10,7 @@ import logging
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
 from polyarm.vector.board import Board, Op, Phase, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.failures import from_letter
+from polyarm.vector.interrupts import handler_leaves
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.slot import Shared, Slot
@@ -81,14 +83,16 @@ class SerialEngine:
             BuildError: An env cannot be built.
             DisplayError: The X server does not start.
         """
+        HERE.enter(self, self._environment)
         if self._own_screen:
             self._screen = open_screen()
             HERE.enter(self, {"DISPLAY": self._screen.name})
-        HERE.enter(self, self._environment)
         for plan in self.plans:
             try:
                 self._build(plan.index)
             except RAISED as error:
+                if handler_leaves(error):
+                    raise
                 letter = {**describe_error(error), "phase": "build", "step": 0}
                 failure = from_letter(letter, plan, os.getpid(), "")
                 raise BuildError(f"could not build {plan.spec.name}: {failure}") from error
@@ -104,6 +108,8 @@ class SerialEngine:
                 self._slots[slot].execute(self._sequence)
                 self.done.append((slot, None))
             except RAISED as error:  # reported like a worker's
+                if handler_leaves(error):
+                    raise
                 self._failed(slot, op, error)
 
     def wait(self, min_slots: int, timeout_s: float | None, *, together: bool = False) -> None:
@@ -144,6 +150,8 @@ class SerialEngine:
             self._slots[slot].post({"description": describe(self._slots[slot].env)})
             self.done.append((slot, None))
         except RAISED as error:  # reported like a worker's
+            if handler_leaves(error):
+                raise
             self._failed(slot, Op.SWITCH, error)
 
     def worker_pids(self) -> list[int]:
@@ -151,14 +159,15 @@ class SerialEngine:
         return []
 
     def close(self, timeout_s: float) -> None:
-        """Close all envs and free the memory."""
-        for slot in self._slots:
-            self._close_env(slot)
-        if self._screen is not None:
-            self._screen.close()
-        HERE.leave(self)
-        self.block.close()
-        self.mail.close()
+        """Close all envs and free the memory; what raises keeps nothing else from being freed."""
+        with ExitStack() as last_first:
+            last_first.callback(self.mail.close)
+            last_first.callback(self.block.close)
+            if self._screen is not None:
+                last_first.callback(self._screen.close)
+            last_first.callback(HERE.leave, self)
+            for slot in reversed(self._slots):
+                last_first.callback(self._close_env, slot)
 
     def _build(self, index: int) -> None:
         plan = self.plans[index]
@@ -173,7 +182,9 @@ class SerialEngine:
         if hasattr(slot, "env"):
             try:
                 slot.close_env()
-            except RAISED:  # an env that fails to close is dropped all the same
+            except RAISED as error:  # an env that fails to close is dropped all the same
+                if handler_leaves(error):
+                    raise
                 log.warning("closing the env of slot %d:\n%s", slot.index, traceback.format_exc())
 
     def _failed(self, slot: int, op: Op, error: BaseException) -> None:
@@ -182,9 +193,9 @@ class SerialEngine:
         self.done.append((slot, failure))
         if op is Op.CALL:
             return
-        self._close_env(self._slots[slot])
-        self._broken.add(slot)
+        self._broken.add(slot)  # first: an interrupt may end the closing
         self._strikes[slot] += 1
+        self._close_env(self._slots[slot])
         if self._strikes[slot] > self._max_restarts:
             self._fatal = WorkerDied(
                 f"gave up after {self._strikes[slot]} failures in a row"
