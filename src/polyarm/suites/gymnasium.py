@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -179,6 +180,9 @@ class CallableSuite:
 
 _CARRIED = "carried_registration"
 """Option with which an id's registration travels: of which process it is, and as pickled bytes."""
+_LATEST: deque[bytes] = deque(maxlen=4)
+"""Registrations that were packed last, so that specs of one id share its bytes, which may be many.
+They are packed anew each time, as what a registration holds may have changed."""
 _GYMNASIUM = Requirement("gymnasium", version("gymnasium"), "pip install gymnasium")
 
 
@@ -229,8 +233,12 @@ def _packed(registered: GymnasiumSpec) -> bytes | None:
             registered = copy.copy(registered)
             registered.entry_point = found
         packed: bytes = cloudpickle.dumps(registered)
-    except (pickle.PicklingError, TypeError, AttributeError):
+    except Exception:  # noqa: BLE001  objects may raise anything when they are pickled
         return None
+    for one in _LATEST:
+        if one == packed:
+            return one
+    _LATEST.append(packed)
     return packed
 
 

@@ -124,9 +124,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     check_arguments(arguments)
     if hosts != "local":
         return _on_a_cluster(arguments)
-    names = expand_tasks(tasks)
-    planner = partial(_plan, arguments)
-    plans = [planner(slot, names[slot % len(names)]) for slot in range(num_envs)]
+    plans = _plans(arguments)
     dealt = [plan.spec for plan in plans]
     suites = [registry.load(plan.location) for plan in plans]
     workers = num_envs if num_workers is None else min(num_workers, num_envs)
@@ -166,19 +164,41 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         scatter=mode == "built" and workers > 0 and not episodic,
     )
     engine = _engine(plans, workers, settings, options)
-    return VectorEnv(engine, settings, delivery, planner, partial(_provenance, screen))
+    planner, provenance = partial(_plan, arguments), partial(_provenance, screen)
+    return VectorEnv(engine, settings, delivery, planner, provenance)
+
+
+def _plans(arguments: Mapping[str, Any]) -> list[SlotPlan]:
+    """What each slot is to hold; the slots of one task share its spec, which may be large."""
+    tasks, num_envs = expand_tasks(arguments["tasks"]), arguments["num_envs"]
+    specs: dict[str | int, EnvSpec] = {}
+    plans = []
+    for slot in range(num_envs):
+        task = tasks[slot % len(tasks)]
+        key = task if isinstance(task, str) else id(task)
+        if key not in specs:
+            specs[key] = _specify(arguments, task)
+        plans.append(_slot_plan(arguments, slot, specs[key]))
+    return plans
 
 
 def _plan(arguments: Mapping[str, Any], slot: int, task: TaskLike) -> SlotPlan:
     """What a slot is to hold, by the arguments of `make_vec`."""
+    return _slot_plan(arguments, slot, _specify(arguments, task))
+
+
+def _specify(arguments: Mapping[str, Any], task: TaskLike) -> EnvSpec:
     suite_options = arguments["suite_options"]
     try:
-        spec = specify(task, arguments["cameras"], arguments["image_size"], suite_options)
+        return specify(task, arguments["cameras"], arguments["image_size"], suite_options)
     except UnknownName as error:
         if error.name not in suite_options:
             raise
         valid = (*error.valid, *inspect.signature(make_vec).parameters)
         raise error.meaning(difflib.get_close_matches(error.name, valid)) from None
+
+
+def _slot_plan(arguments: Mapping[str, Any], slot: int, spec: EnvSpec) -> SlotPlan:
     observed = arguments["observed_slots"]
     if arguments["observer"] and (observed is None or slot in observed):
         options = dict(arguments["observer_options"] or {})

@@ -108,6 +108,22 @@ def test_an_id_that_cannot_travel_is_made_here_and_answered_with_a_hint_elsewher
         GYM.make(spec)
 
 
+def test_an_id_whose_kwargs_refuse_to_be_pickled_is_made_here(registered: None) -> None:
+    class Refusing:
+        def __reduce__(self) -> Any:
+            raise ValueError("not me")
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self  # `gymnasium.make` copies kwargs
+
+    def entry(held: Any) -> Any:
+        return gymnasium.make("CartPole-v1")
+
+    gymnasium.register("Refusing-v0", entry_point=entry, kwargs={"held": Refusing()})
+    spec = GYM.check(EnvSpec("gym", "Refusing-v0"))
+    assert type(GYM.make(spec).unwrapped).__name__ == "CartPoleEnv"
+
+
 @pytest.mark.parametrize(
     ("task", "mode", "renders"),
     [

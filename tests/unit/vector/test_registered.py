@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -45,3 +46,24 @@ def test_an_id_of_gymnasium_is_what_the_script_has_made_of_it(make, register):
     env = make("gym/ShortPole-v0")
     env.reset()
     assert env.step(np.zeros(4, np.int64))[3].all()
+
+
+def test_the_slots_of_a_registered_id_share_its_registration(make_any, register, monkeypatch):
+    packed = []
+    dumps = cloudpickle.dumps
+    monkeypatch.setattr(cloudpickle, "dumps", lambda value: packed.append(value) or dumps(value))
+
+    class TableEnv(CountingEnv):
+        def __init__(self, table):
+            super().__init__()
+            self.table = table
+
+    table = np.zeros(1000)
+    register("Table-v0", entry_point=TableEnv, kwargs={"table": table})
+    env = make_any("gym/Table-v0", num_envs=16)
+    env.switch_task([3], "gym/Table-v0")
+    assert len({id(spec.options["carried_registration"][1]) for spec in env.specs}) == 1
+    assert len(packed) <= 5
+    table[0] = 1
+    changed = make_any("gym/Table-v0", num_workers=1, num_envs=2)
+    assert [one[0] for one in changed.get_attr("table")] == [1, 1]
