@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from polyarm.errors import SlotError
 from polyarm.vector.board import Result
 from polyarm.vector.engine import Engine
-from polyarm.vector.infos import RESERVED, delivered_name, learn_schema, merge_info
+from polyarm.vector.infos import delivered_name, learn_schema, merge_info
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import SlotSettings
 
@@ -28,8 +28,8 @@ _DROPPED = (
     " sends everything."
 )
 _RENAMED = (
-    "info keys {} of the envs are delivered as 'env_<key>', because polyarm's own infos have these"
-    " names."
+    "info keys {} of the envs are delivered as 'env_<key>', so that none has the name of one of"
+    " polyarm's own infos, or of another that is delivered so."
 )
 _UNPICKLABLE = "info keys {} hold what cannot be pickled, and are left out."
 
@@ -51,6 +51,7 @@ class InfoAssembler:
         self._unseen = {(slot, op) for slot in range(settings.num_envs) for op in ("reset", "step")}
         self._mailed = [0] * settings.num_envs
         self._named: set[tuple[str, str]] = set()
+        self._unchanged: set[Any] = set()
         self._all: Slots = np.arange(settings.num_envs, dtype=np.intp)
         self._letters = engine.board.results[:, Result.LETTER]
 
@@ -104,10 +105,13 @@ class InfoAssembler:
 
     def _distinct(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
         """An env's info, none of whose keys can be taken for the engine's."""
-        if RESERVED.isdisjoint(info):
+        if self._unchanged.issuperset(info):
             return info
-        self._name_once(_RENAMED, RESERVED.intersection(info))
-        return {delivered_name(name): value for name, value in info.items()}
+        names = {name: delivered_name(name) for name in info}
+        changed = [name for name in info if names[name] != name]
+        self._unchanged.update(set(info).difference(changed))
+        self._name_once(_RENAMED, changed)
+        return {names[name]: value for name, value in info.items()}
 
     def _name_once(self, warning: str, names: Iterable[str]) -> None:
         """Warn of info keys, unless they have been named in this warning before."""

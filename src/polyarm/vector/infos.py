@@ -9,6 +9,7 @@ named once.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -49,13 +50,17 @@ _ENGINES = (
     "observed_files",
     "steps",
 )
-RESERVED = frozenset((*_ENGINES, *(f"_{name}" for name in _ENGINES)))
-"""Keys of the engine's own infos, with their masks; an env's must not be taken for them."""
+_RESERVED = re.compile(f"(env_|_)*({'|'.join(_ENGINES)})")
+"""The engine's keys and their masks, and the names that an env's own keys have in their place."""
 
 
-def delivered_name(name: str) -> str:
-    """The key under which an env's own value is delivered."""
-    return f"env_{name}" if name in RESERVED else name
+def delivered_name(name: Any) -> Any:
+    """The key under which an env's own value is delivered; no two keys share one.
+
+    ``error`` would be taken for the engine's, so it is ``env_error``, and ``env_error`` makes room:
+    it is ``env_env_error``, whether the env has the other one or not.
+    """
+    return f"env_{name}" if isinstance(name, str) and _RESERVED.fullmatch(name) else name
 
 
 def mailable(letter: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,26 @@ def test_an_envs_own_keys_are_not_taken_for_the_engines_at_an_episodes_end(make)
         assert one["env_final_frame_valid"].tolist() == [5] * 4
 
 
+@pytest.mark.filterwarnings("ignore:info keys:UserWarning")
+@pytest.mark.parametrize("infos", ["auto", "full"])
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
+def test_no_key_of_an_env_has_two_meanings(make, infos, autoreset):
+    both = {"error": 1.5, "env_error": 2.5, "_error": 3, "_env_error": 4}
+    tasks = [telling(both, length=3), telling({"env_error": 2.5}, both, length=3)]
+    env = make(tasks, infos=infos, autoreset=autoreset)
+    delivered = [env.reset()[1], *(env.step(STEP)[4] for _ in range(8))]
+    delivered += [info["final_info"] for info in delivered if "final_info" in info]
+    assert len(delivered) == (11 if autoreset == "same_step" else 9)
+    for info in delivered:
+        assert "error" not in info
+        assert info["env_env_error"].tolist() == [2.5] * 4
+        assert set(info["env_error"].tolist()) <= {0, 1.5}
+        assert set(info["env__error"].tolist()) <= {0, 3}
+        assert set(info["env__env_error"].tolist()) <= {0, 4}
+        assert info["_env_env_error"].all()
+        assert info["_env_error"].dtype == np.bool_
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["dict first", "dict last"])
 @pytest.mark.parametrize("other", [None, 2.5, "text"])
 def test_a_dict_may_stand_beside_something_else(make_any, order, other):
