@@ -156,6 +156,8 @@ class Suite(Protocol):
     - ``renders(spec)``: whether its env may render although the spec names no cameras; without it,
       no cameras means no OpenGL (*trainer*).
     - ``one_per_process``: True if a process can hold one of its simulators only.
+    - ``takes(spec, option)``: where it passes on options of any name: whether this one surely has a
+      meaning; others that resemble an argument of `make_vec` are taken for it (*trainer*).
     - ``environment(spec)``: variables its workers need when they start (*trainer*).
     - ``interpreter(spec)``: a Python of its own for its workers, or None (*trainer*).
     """

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import inspect
 import os
 import pickle
+import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -72,6 +74,13 @@ class GymnasiumSuite:
             return _uses_opengl()
         mode = spec.options.get("render_mode", registered.kwargs.get("render_mode"))
         return entry_point.startswith("gymnasium.envs.mujoco.") and mode not in (None, "human")
+
+    def takes(self, spec: EnvSpec, option: str) -> bool:
+        """Whether the id is registered with this option, or its class, if loaded, names it."""
+        registered = _registration(spec)
+        return registered is not None and (
+            option in registered.kwargs or option in _parameters(registered.entry_point)
+        )
 
     def requirements(self) -> Sequence[Requirement]:
         """Gymnasium itself; what a particular env needs is up to that env."""
@@ -221,6 +230,17 @@ def _registration(spec: EnvSpec) -> GymnasiumSpec | None:
         return registered
     unpacked: GymnasiumSpec = pickle.loads(packed)
     return unpacked
+
+
+def _parameters(entry_point: Any) -> Collection[str]:
+    """Names of an entry point's parameters; none if its module has not been imported."""
+    if isinstance(entry_point, str):
+        module, _, name = entry_point.partition(":")
+        entry_point = getattr(sys.modules.get(module), name, None)
+    try:
+        return inspect.signature(entry_point).parameters
+    except (TypeError, ValueError):  # it is no callable, or of C
+        return ()
 
 
 def _packed(registered: GymnasiumSpec) -> bytes | None:

@@ -37,18 +37,24 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             _check_count(name, arguments[name], least, "None or ")
     for name in _DURATIONS:
         value = arguments[name]
-        if not (isinstance(value, Real) and float(value) > 0):
+        if isinstance(value, bool) or not (isinstance(value, Real) and float(value) > 0):
             raise InvalidCall(f"{name} must be a number of seconds above 0, found {value!r}")
     for name, valid in _CHOICES.items():
         if arguments[name] not in valid:
             raise UnknownName(name, str(arguments[name]), valid)
-    if (where := str(arguments["hosts"]).partition(":")[0]) not in _HOSTS:
-        raise UnknownName("hosts", where, _HOSTS)
+    hosts = str(arguments["hosts"])
+    if hosts not in _HOSTS and not hosts.startswith("ray:"):
+        raise UnknownName("hosts", hosts, (*_HOSTS, "ray:HOST:PORT"))
 
 
 def _check_count(name: str, value: Any, least: int, otherwise: str = "") -> None:
-    if not isinstance(value, Integral) or int(value) < least:
+    if not _is_int(value) or int(value) < least:
         raise InvalidCall(f"{name} must be {otherwise}an int of at least {least}, found {value!r}")
+
+
+def _is_int(value: Any) -> bool:
+    """Whether this is a whole number; Python takes True for one, and nobody means it."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def camera_names(cameras: Any) -> tuple[str, ...]:
@@ -72,9 +78,9 @@ def frame_size(image_size: Any) -> tuple[int, int]:
     Raises:
         InvalidCall: Something else than one or two sizes in pixels.
     """
-    pair = (image_size, image_size) if isinstance(image_size, Integral) else image_size
+    pair = (image_size, image_size) if _is_int(image_size) else image_size
     sizes = tuple(pair) if isinstance(pair, Iterable) else ()
-    if len(sizes) != 2 or not all(isinstance(size, Integral) and int(size) > 0 for size in sizes):
+    if len(sizes) != 2 or not all(_is_int(size) and int(size) > 0 for size in sizes):
         raise InvalidCall(
             f"image_size must be (height, width) in pixels, or one int, found {image_size!r}"
         )

@@ -169,6 +169,15 @@ class Episodes:
             self._reseed[slot] = int(entropy.generate_state(1)[0])
 
 
+def check_default_seed(seed: int | None, num_envs: int, *, episodic: bool) -> None:
+    """Refuse a default seed that `Episodes` would refuse.
+
+    Raises:
+        InvalidCall: It makes no sense.
+    """
+    Episodes(num_envs, episodic=episodic, seed=seed, scatter=False)
+
+
 def _whole(what: str, found: Any, end: int) -> int:
     """A whole number from 0 to ``end`` - 1."""
     try:

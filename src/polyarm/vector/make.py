@@ -23,6 +23,7 @@ from polyarm.vector.arguments import Start, camera_names, check_arguments, frame
 from polyarm.vector.block_env import VectorOptions
 from polyarm.vector.engine import Engine
 from polyarm.vector.env import VectorEnv
+from polyarm.vector.episodes import check_default_seed
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.settings import Autoreset, Frames, Infos, SlotSettings
 from polyarm.vector.worker import SlotPlan
@@ -35,6 +36,9 @@ _OF_A_CLUSTER = "polyarm.distributed.ray.envs:RayVectorEnv"
 """Loaded by its name: what runs on many machines is built upon this, not the other way round."""
 _CAREFUL_FIRST: tuple[ForkMode, ...] = ("never", "imports", "built")
 _STARTS: dict[str, ForkMode] = {"built": "built", "imports": "imports", "fresh": "never"}
+
+_TELLING, _RESEMBLES = 8, 0.85
+"""An argument that is shorter resembles too many options of envs: frames, hosts, tasks."""
 
 
 def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
@@ -163,6 +167,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         seed=seed,
         scatter=mode == "built" and workers > 0 and not episodic,
     )
+    check_default_seed(seed, num_envs, episodic=episodic)
     engine = _engine(plans, workers, settings, options)
     planner, provenance = partial(_plan, arguments), partial(_provenance, screen)
     return VectorEnv(engine, settings, delivery, planner, provenance)
@@ -309,7 +314,26 @@ def specify(
     if image_size is None:
         image_size = registry.defaults(suite, options)["image_size"]
     spec = EnvSpec(suite, name, camera_names(cameras), frame_size(image_size), options)
-    return registry.load(registry.locate(spec.suite)).check(spec)
+    checked = registry.load(registry.locate(spec.suite)).check(spec)
+    _refuse_misspelt(checked, options)
+    return checked
+
+
+def _refuse_misspelt(spec: EnvSpec, options: Iterable[str]) -> None:
+    """Refuse options that resemble an argument of `make_vec`, where the suite has no list of its.
+
+    Raises:
+        UnknownName: For one of which the suite does not know that it has a meaning.
+    """
+    takes = getattr(registry.load(registry.locate(spec.suite)), "takes", None)
+    if takes is None:
+        return
+    own = [name for name in inspect.signature(make_vec).parameters if len(name) >= _TELLING]
+    for option in options:
+        meant = difflib.get_close_matches(option, own, cutoff=_RESEMBLES)
+        if meant and option not in own and not takes(spec, option):
+            hint = "If it is the env's own, pass a callable that makes the env."
+            raise UnknownName("option", option, (), hint, meant)
 
 
 def _mode(start: str, forks: Sequence[ForkMode]) -> ForkMode:

@@ -317,6 +317,10 @@ def test_what_a_cluster_cannot_do_is_refused_before_it_is_looked_for(tmp_path):
         polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", frames="every")
     with pytest.raises(InvalidCall, match="observers"):
         polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", observer="a:b")
+    with pytest.raises(InvalidCall, match="seed of a suite"):
+        polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", seed=2**31)
+    with pytest.raises(UnknownName, match="num_workers"):
+        polyarm.make_vec("gym/CartPole-v1", num_envs=2, hosts="ray", num_worker=2)
     with pytest.raises(UnknownName, match="back"):
         polyarm.make_vec("toy/count-3", num_envs=2, hosts="ray", cameras=("back",))
     how = {"ray": "auto", "save_dataset": str(tmp_path / "data"), "cameras": ("front",)}

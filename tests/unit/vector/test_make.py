@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 
 from polyarm import InvalidCall, UnknownName, make_vec
 from polyarm.testing import CountingEnv
+from polyarm.vector.make import specify
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def test_an_image_size_may_be_one_int_or_any_pair(make_any, size):
     assert type(env.specs[0].image_size[0]) is int
 
 
-@pytest.mark.parametrize("size", [84.5, (84,), (0, 84), "84"])
+@pytest.mark.parametrize("size", [84.5, (84,), (0, 84), "84", True, (84, True)])
 def test_another_image_size_is_refused(refuse, size):
     text = refuse(InvalidCall, "toy/count-3", image_size=size)
     assert text.startswith("image_size must be (height, width) in pixels, or one int, found")
@@ -87,6 +89,9 @@ def test_an_env_cannot_be_switched_to(make_any):
     ("name", "value", "message"),
     [
         ("num_envs", 2.0, "must be an int of at least 1, found 2.0"),
+        ("num_envs", True, "must be an int of at least 1, found True"),
+        ("num_workers", False, "must be None or an int of at least 0, found False"),
+        ("step_timeout_s", True, "must be a number of seconds above 0, found True"),
         ("num_workers", 1.0, "must be None or an int of at least 0, found 1.0"),
         ("max_restarts", -1, "must be an int of at least 0, found -1"),
         ("memory_limit", 0, "must be None or an int of at least 1, found 0"),
@@ -105,3 +110,49 @@ def test_a_misspelt_argument_is_looked_for_among_make_vecs_own(refuse):
     assert "factory" not in text
     text = refuse(UnknownName, "metaworld/reach-v3", sucess="last")
     assert "did you mean 'success'? Valid: success, " in text
+
+
+@pytest.mark.parametrize("option", ["num_worker", "n_workers", "step_timeout", "max_restart"])
+def test_a_misspelt_argument_is_not_passed_on_to_a_suite_that_takes_anything(refuse, option):
+    text = refuse(UnknownName, "gym/CartPole-v1", **{option: 1})
+    assert text.startswith(f"unknown option '{option}'; did you mean '")
+    assert text.endswith("? If it is the env's own, pass a callable that makes the env.")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["render_mode", "max_episode_steps", "frame_skip", "n_frames", "frame", "camera", "task",
+     "host", "info", "width", "max_steps", "num_agents", "obs_type", "reset_noise_scale"],
+)  # fmt: skip
+def test_options_of_envs_are_passed_on_though_they_resemble_an_argument(option):
+    assert option in specify("gym/CartPole-v1", (), None, {option: 1}).options
+
+
+def test_an_option_that_an_env_is_known_to_take_is_passed_on(make_any):
+    class OwnEnv(CountingEnv):
+        def __init__(self, num_worker=0, **options):
+            super().__init__()
+            self.own = num_worker, options
+
+    before = dict(gymnasium.registry)
+    try:
+        gymnasium.register("Own-v0", entry_point=OwnEnv, kwargs={"auto_reset": True})
+        env = make_any("gym/Own-v0", num_worker=5, auto_reset=False)
+        assert env.get_attr("own")[0] == (5, {"auto_reset": False})
+    finally:
+        gymnasium.registry.clear()
+        gymnasium.registry.update(before)
+
+
+@pytest.mark.parametrize("hosts", ["local:foo", "raying", "slurm"])
+def test_hosts_that_there_are_not_are_refused(refuse, hosts):
+    assert refuse(UnknownName, hosts=hosts).startswith(f"unknown hosts '{hosts}'")
+
+
+@pytest.mark.parametrize("tasks", ["toy/count-3", CountingEnv], ids=["suite", "callable"])
+def test_a_default_seed_that_cannot_be_is_refused(refuse, tasks):
+    assert "must be from 0 to " in refuse(InvalidCall, tasks, seed=2**62)
+
+
+def test_a_seed_of_a_suite_is_refused_before_anything_is_started(refuse):
+    assert f"found {2**31}" in refuse(InvalidCall, "toy/count-3", seed=2**31)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarm import registry
 from polyarm.distributed.ray.cluster import Cluster, why
 from polyarm.distributed.ray.placement import (
     Node,
@@ -21,6 +22,7 @@ from polyarm.distributed.ray.placement import (
 )
 from polyarm.distributed.ray.shard import EnvNode, Shard
 from polyarm.errors import BuildError, InvalidCall, WorkerError
+from polyarm.vector.episodes import check_default_seed
 from polyarm.vector.make import expand_tasks, specify
 
 _log = logging.getLogger("polyarm")
@@ -53,12 +55,13 @@ class Builder:
         self._tasks = expand_tasks(arguments["tasks"])
         cameras = () if arguments["frames"] == "none" else arguments["cameras"]
         self._renders = bool(cameras)
-        self._env_nbytes = env_nbytes(
-            [
-                specify(task, cameras, arguments["image_size"], arguments["suite_options"])
-                for task in self._tasks
-            ]
-        )
+        specs = [
+            specify(task, cameras, arguments["image_size"], arguments["suite_options"])
+            for task in self._tasks
+        ]
+        self._env_nbytes = env_nbytes(specs)
+        episodic = all(registry.load(registry.locate(spec.suite)).episodic for spec in specs)
+        check_default_seed(arguments["seed"], self._num_envs, episodic=episodic)
         self.cluster = Cluster(where)  # last: what cannot be built needs none
         self.shards: list[Shard] = []
 
