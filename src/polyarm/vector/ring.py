@@ -93,8 +93,11 @@ class Ring(Segments):
 
         It is that of the last lockstep call, if they are not all in one row. A slot was there or
         further on, so no view loses its row before its time. Only a last observation may lie in the
-        way, in the row that is written next: it is kept aside.
+        way, in the row that is written next: it is kept aside. The call that follows comes here
+        again, and drops what has been kept.
         """
+        for slot in [one for one in self._aside if self._last_row[one] != _ASIDE]:
+            del self._aside[slot]
         if (self.slot_row == self.slot_row[0]).all():
             self._row = int(self.slot_row[0])
         else:
@@ -104,7 +107,7 @@ class Ring(Segments):
             parts = self._parts(slot, row).values()
             self._aside[slot] = [(part, part.copy()) for part in parts]
             self._last_row[slot] = _ASIDE
-        self._aligned = True
+        self._aligned = not self._aside
 
     def _last(self, slot: int) -> int:
         """The row of a slot's last observation; one that was kept aside is put back."""
@@ -122,6 +125,7 @@ class Ring(Segments):
             self.copy(slot, int(self.slot_row[slot]), 0)
             self.slot_row[slot] = 0
         self._row = 0
+        self._aside.clear()
         self.rows[("steps",)][1:] = _FORGOTTEN
         self.rows[("flags",)][1:, :2] = False
         self._aligned = self._in_order = True
@@ -142,7 +146,7 @@ class Ring(Segments):
         if (rows != self.slot_row[slots]).any():  # if it was a lockstep call, it never was
             self._row = self._row_before
         self.slot_row[slots] = rows
-        self._aligned = bool((self.slot_row == self._row).all())
+        self._aligned = not self._aside and bool((self.slot_row == self._row).all())
 
     def settled(self, slots: Slots | None, rows: Slots | int) -> None:
         """Note that slots, or all, have complete observations in these rows."""

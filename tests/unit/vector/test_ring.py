@@ -91,6 +91,21 @@ def test_a_slot_that_was_ahead_keeps_its_observation_if_a_step_is_cut_short(make
     np.testing.assert_array_equal(obs["state"], kept["state"])
 
 
+@pytest.mark.parametrize("last", ["step", "rewind"])
+def test_an_observation_that_was_kept_aside_is_dropped_by_the_second_call(make_any, last):
+    env = make_any(LONG, ring=2)
+    env.reset(seed=0)
+    for _ in range(3):
+        env.send(NOTHING[:1], [1])
+        env.recv()
+        env.step(NOTHING)
+        assert list(env._ring._aside) == [1]
+        env.step(NOTHING) if last == "step" else env.rewind()
+        assert not env._ring._aside
+    env.step(NOTHING)
+    assert env._ring._aligned
+
+
 @pytest.mark.parametrize("frames", ["last", "every"])
 def test_rewinding_leaves_no_view_but_the_newest(make, frames):
     env = make(LONG, ring=3, check_lifetimes=True, frames=frames)
