@@ -21,7 +21,6 @@ CROWDED = 4
 TIGHT = 0.8
 """Of the free memory, beyond which little is left for anything else."""
 
-DESCRIPTORS_PER_WORKER, DESCRIPTORS = 8, 256
 THREADS_PER_WORKER, THREADS_PER_X_WORKER, THREADS = 4, 32, 128
 """Roughly; CoppeliaSim and its X server start some for each core."""
 
@@ -69,23 +68,23 @@ def check_memory(case: Case) -> Iterator[Finding]:
 
 def check_limits(case: Case) -> Iterator[Finding]:
     """Limits on files, processes and locked memory, by ulimit and cgroup."""
-    files = DESCRIPTORS + DESCRIPTORS_PER_WORKER * case.num_envs
     each = THREADS_PER_X_WORKER if case.needs_x else THREADS_PER_WORKER
     tasks = THREADS + each * case.workers
-    # The engine raises its soft limit on files to the hard one by itself.
-    files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     mine = own_tasks()
     pids, now = pids_limit()
-    processes_fix = _raise("nproc", mine + tasks)
+    processes_fix = host.how_to_raise("nproc", mine + tasks)
     if hard == resource.RLIM_INFINITY or mine + tasks <= hard:
         processes_fix = f"ulimit -u {mine + tasks} (before Python starts)"
     limits = [
-        ("open files", files_hard, 0, files, _raise("nofile", files)),
         ("processes", soft, mine, tasks, processes_fix),
         ("tasks of the cgroup", pids, now, tasks, _pids_fix(2 * (now + tasks))),
     ]
     fine = []
+    if (scarce := _check_files(case)) is not None:
+        yield scarce
+    else:
+        fine.append(f"open files {_number(resource.getrlimit(resource.RLIMIT_NOFILE)[1])}")
     for name, limit, used, wanted, fix in limits:
         if limit != resource.RLIM_INFINITY and limit < used + wanted:
             there = f", {used} in use" if used else ""
@@ -95,6 +94,19 @@ def check_limits(case: Case) -> Iterator[Finding]:
             fine.append(f"{name} {_number(limit)}")
     fine.append(f"locked memory {_size(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])}")
     yield Finding("limits", "ok", ", ".join(fine))
+
+
+def _check_files(case: Case) -> Finding | None:
+    """The limit on open files as the engine takes it, which raises the soft one by itself."""
+    hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], host.files_needed(case.num_envs)
+    enough = needed + host.SPARE_FILES
+    if hard == resource.RLIM_INFINITY or hard >= enough:
+        return None
+    text = f"{hard} open files, {needed} for {case.num_envs} workers"
+    if hard < needed:
+        return Finding("limits", "broken", text, host.how_to_raise("nofile", enough))
+    text += ": little is left for a policy"
+    return Finding("limits", "warning", text, host.how_to_raise("nofile", enough))
 
 
 def check_shared_memory(case: Case) -> Iterator[Finding]:
@@ -129,14 +141,6 @@ def own_tasks() -> int:
             if process.stat().st_uid == os.getuid():
                 count += sum(1 for _ in (process / "task").iterdir())
     return count
-
-
-def _raise(kind: str, number: int) -> str:
-    """How a hard limit is raised, wherever it comes from."""
-    return (
-        f"raise the hard limit: '* hard {kind} {number}' in /etc/security/limits.conf and log in "
-        f"anew; in a service Limit{kind.upper()}={number}; docker run --ulimit {kind}={number} …"
-    )
 
 
 def _pids_fix(number: int) -> str:

@@ -11,9 +11,10 @@ from polyarm.errors import HostLimit
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
-_TRAINER_FILES, _SERVER_FILES, _SPARE_FILES = 16, 48, 256
-"""Open files of the trainer's engine and of its fork server, beside two and three for each worker;
-and those that the trainer is left to open for something else."""
+_TRAINER_FILES, _SERVER_FILES = 16, 48
+"""Open files of the trainer's engine and its fork server, beside two and three for each worker."""
+SPARE_FILES = 256
+"""Those that the trainer is left to open for something else."""
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -121,23 +122,38 @@ def raise_descriptor_limit(needed: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
+def files_needed(num_workers: int) -> int:
+    """The lowest limit on open files with which the engine of so many workers starts here.
+
+    The fork server has the same limit.
+    """
+    opened = len(os.listdir("/proc/self/fd"))
+    return max(opened + _TRAINER_FILES + 2 * num_workers, _SERVER_FILES + 3 * num_workers)
+
+
 def allow_workers(num_workers: int) -> None:
     """Raise the soft limit on open files so that the engine of so many workers fits, and more.
 
     Raises:
-        HostLimit: The hard limit is too low, here or for the fork server, which has the same one.
+        HostLimit: The hard limit is too low.
     """
-    opened = len(os.listdir("/proc/self/fd"))
-    needed = opened + _TRAINER_FILES + 2 * num_workers
-    raise_descriptor_limit(needed + _SPARE_FILES)
+    needed, opened = files_needed(num_workers), len(os.listdir("/proc/self/fd"))
+    raise_descriptor_limit(needed + SPARE_FILES)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = max(needed, _SERVER_FILES + 3 * num_workers)
-    if hard != resource.RLIM_INFINITY and most > hard:
+    if hard != resource.RLIM_INFINITY and needed > hard:
         raise HostLimit(
-            f"num_workers={num_workers} needs a limit of {most} open files, as {opened} are open"
+            f"num_workers={num_workers} needs a limit of {needed} open files, as {opened} are open"
             f" here, but the hard limit is {hard} (ulimit -Hn): use fewer workers, close files, or"
-            f" raise the hard limit; `polyarm doctor --num-envs {num_workers}` says how"
+            f" {how_to_raise('nofile', needed + SPARE_FILES)}"
         )
+
+
+def how_to_raise(kind: str, number: int) -> str:
+    """How a hard limit is raised, wherever it comes from."""
+    return (
+        f"raise the hard limit: '* hard {kind} {number}' in /etc/security/limits.conf and log in "
+        f"anew; in a service Limit{kind.upper()}={number}; docker run --ulimit {kind}={number} …"
+    )
 
 
 def thread_limits(num_workers: int, *, forked: bool) -> dict[str, str]:

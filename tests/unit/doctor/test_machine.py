@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from polyarm import HostLimit
 from polyarm.doctor import Case, machine
 from polyarm.vector import host
 
@@ -101,17 +102,34 @@ def test_generous_limits_are_one_line(limits):
 @pytest.mark.parametrize(
     ("limit", "words", "fix"),
     [
-        (resource.RLIMIT_NOFILE, "100 open files", ("nofile 768", "LimitNOFILE=768", "nofile=768")),
+        (resource.RLIMIT_NOFILE, "100 open files", ("nofile 496", "LimitNOFILE=496", "nofile=496")),
         (resource.RLIMIT_NPROC, "100 processes", ("nproc 384", "LimitNPROC=384", "nproc=384")),
     ],
 )
-def test_a_hard_limit_that_is_too_low_is_broken(limit, words, fix, limits):
+def test_a_hard_limit_that_is_too_low_is_broken(limit, words, fix, limits, monkeypatch):
+    monkeypatch.setattr("os.listdir", lambda _: ["0", "1", "2"])
     limits[limit] = 100
     broken, _ = machine.check_limits(Case("metaworld", 64))
     assert broken.status == "broken"
     assert words in broken.text
     for each in (*fix, "/etc/security/limits.conf", "docker run --ulimit"):
         assert each in broken.fix
+
+
+@pytest.mark.parametrize("num_envs", [1, 20, 200])
+@pytest.mark.parametrize("more", [-1, 0, 255, 256])
+def test_open_files_are_enough_where_the_engine_says_so(limits, monkeypatch, num_envs, more):
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    limits[resource.RLIMIT_NOFILE] = host.files_needed(num_envs) + more
+    status = next(machine.check_limits(Case(num_envs=num_envs))).status
+    if more < 0:
+        with pytest.raises(HostLimit, match="raise the hard limit: '") as refused:
+            host.allow_workers(num_envs)
+        assert f"LimitNOFILE={limits[resource.RLIMIT_NOFILE] + 1 + 256};" in str(refused.value)
+        assert status == "broken"
+    else:
+        host.allow_workers(num_envs)
+        assert status == ("ok" if more == 256 else "warning")
 
 
 def test_a_soft_limit_is_raised_by_the_shell_or_by_the_engine(limits, monkeypatch):
