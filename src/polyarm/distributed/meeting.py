@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +19,8 @@ from polyarm.errors import InvalidCall, RankLost, StoppedEarly
 
 _WITHIN_S = 300.0
 """Ranks come when PyTorch is imported, which takes a minute or two from a busy file system."""
+_SPEAK_S = 240.0
+"""Well within that: a thread that came back while the interpreter ends would abort the process."""
 _LOOK_S = 0.05
 _TCP_S = 2.0
 
@@ -48,21 +51,7 @@ def meet(
     serves = rank.leads and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     while not serves and not _answers(host, port):
         patience.spend(f"nobody has answered at {where}, where ranks are to meet")
-    try:
-        store = distributed.TCPStore(
-            host,
-            port,
-            rank.world,
-            is_master=serves,
-            timeout=timedelta(seconds=_WITHIN_S),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except RuntimeError as error:
-        raise InvalidCall(
-            f"the ranks cannot meet at {where}: {str(error).partition(chr(10))[0]}; try another"
-            f" MASTER_PORT"
-        ) from error
+    store = _store(host, port, rank, patience, serves=serves)
     # torchrun's store remembers the ranks that it has restarted, and where they could be reached.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     book = distributed.PrefixStore(f"polyarm/{attempt}", store)
@@ -82,6 +71,58 @@ def _place(environment: Mapping[str, str]) -> tuple[str, int]:
         f"several ranks meet at MASTER_ADDR and MASTER_PORT, found {host!r} and {port!r}; torchrun"
         " and srun set them, and RANK and WORLD_SIZE are to be unset for a single process"
     )
+
+
+def _store(host: str, port: int, rank: Rank, patience: _Patience, *, serves: bool) -> Any:
+    """The store at this place, however long whoever listens there may say nothing.
+
+    PyTorch waits for that without a deadline, in C++, where no signal is heard: in a thread, which
+    is left to itself if it takes too long, and ends with the process.
+
+    Raises:
+        InvalidCall: There can be no store.
+        RankLost: Who listens there says nothing.
+        StoppedEarly: It was to wait no longer.
+    """
+    import torch.distributed
+
+    distributed: Any = torch.distributed
+    where = f"{host}:{port}"
+    made: list[Any] = []
+    failed: list[Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(
+                distributed.TCPStore(
+                    host,
+                    port,
+                    rank.world,
+                    is_master=serves,
+                    timeout=timedelta(seconds=_SPEAK_S),
+                    wait_for_workers=False,
+                    multi_tenant=True,
+                )
+            )
+        except (RuntimeError, TypeError, ValueError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=make, name="polyarm-meeting", daemon=True)
+    thread.start()
+    thread.join(_LOOK_S)
+    while thread.is_alive():
+        patience.spend(
+            f"who listens at {where} does not speak as ranks do (try another MASTER_PORT)"
+        )
+        thread.join(_LOOK_S)
+    if failed:
+        raise InvalidCall(
+            f"the ranks cannot meet at {where}: {str(failed[0]).partition(chr(10))[0]}; try another"
+            f" MASTER_PORT"
+        ) from failed[0]
+    (store,) = made
+    store.set_timeout(timedelta(seconds=_WITHIN_S))
+    return store
 
 
 def _answers(host: str, port: int) -> bool:
