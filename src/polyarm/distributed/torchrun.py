@@ -17,15 +17,23 @@ from polyarm.distributed.ranks import Rank
 from polyarm.errors import MissingExtra, PolyarmError, RankLost, StoppedEarly
 
 _TIMEOUT_S = 3600.0
-"""Of slow simulators one rank may wait long for another; a rank that died is noticed at once."""
+"""Of slow simulators one rank may wait long for another; gloo notices at once one that died."""
 _SOURCE_LINE = re.compile(r"\[\S+:\d+\] ")
+_GLOO = re.compile(r"gloo/|^gloo |^application timeout", re.IGNORECASE)
+"""How gloo's errors are known, which have no class of their own."""
+_OWN_FAULT = re.compile(
+    r"CUDA error|CUDA out of memory|ncclUnhandledCuda|ncclInvalid", re.IGNORECASE
+)
+"""What NCCL says of this process or its GPU, in errors that else are about other ranks."""
 
 
 class ProcessGroup:
     """All ranks of a job; of one rank alone, everything is what it was.
 
-    Every method but `leads` is to be called by all ranks, in the same order. All of them raise
-    `RankLost` where another rank has ended.
+    Every method but `leads` is to be called by all ranks, in the same order. Where another rank has
+    ended, all of them raise `RankLost`: at once where gloo carries what is said, which is all but
+    tensors of GPUs. Those travel by NCCL, which may notice it later, or end this process itself.
+    Other errors, such as those of a GPU without memory, are raised as they are.
 
     Args:
         rank: Which of how many this is.
@@ -164,17 +172,26 @@ def process_group(
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Errors of torch.distributed, which knows ranks that do not answer, as what they mean."""
+    """Errors of torch.distributed about ranks that do not answer, as what they mean."""
     try:
         yield
-    except PolyarmError:
-        raise
     except RuntimeError as error:
+        if not _is_about_others(error):
+            raise
         said = _SOURCE_LINE.sub("", str(error).partition("\n")[0]).partition(". ")[0]
         raise RankLost(
             "another rank has ended, or does not answer any more; look for what it has said"
             f" ({said})"
         ) from error
+
+
+def _is_about_others(error: RuntimeError) -> bool:
+    """Whether another rank is at fault; errors of GPUs and their memory are RuntimeErrors, too."""
+    from torch.distributed import DistError
+
+    if isinstance(error, DistError):
+        return _OWN_FAULT.search(str(error)) is None
+    return type(error) is RuntimeError and _GLOO.search(str(error)) is not None
 
 
 def _distributed() -> Any:

@@ -119,3 +119,56 @@ def test_what_one_rank_cannot_do_none_goes_on_from(monkeypatch, said, raised):
     monkeypatch.setattr(group, "gather", lambda own: [own, said])
     with pytest.raises(StoppedEarly if said[0] else RankLost, match=raised), group.together():
         pass
+
+
+def errors_of_its_own():
+    import torch
+    from torch.distributed import DistBackendError
+
+    return [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Distributed package doesn't have NCCL built in"),
+        NotImplementedError("Could not run 'c10d::allreduce_' with arguments from the 'X' backend"),
+        DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error, NCCL version 2.27\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed."
+        ),
+    ]
+
+
+def errors_of_others():
+    from torch.distributed import DistBackendError, DistNetworkError
+
+    return [
+        RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:30: reset by peer"),
+        RuntimeError(
+            "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv"
+        ),
+        RuntimeError("Application timeout caused pair closure"),
+        DistNetworkError("Broken pipe"),
+        DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:1, remote process exited, NCCL version 2.27\n"
+            "ncclRemoteError: A call failed possibly due to a network error"
+        ),
+    ]
+
+
+def test_only_what_other_ranks_did_is_called_their_loss(monkeypatch):
+    """Texts are those of PyTorch 2.13; those of GPUs are written after its sources."""
+    raising = []
+
+    def all_reduce(tensor, group):
+        raise raising[-1]
+
+    monkeypatch.setattr(torchrun, "_distributed", lambda: SimpleNamespace(all_reduce=all_reduce))
+    group, tensor = torchrun.ProcessGroup(Rank(0, 2)), SimpleNamespace(is_cuda=False)
+    for error in errors_of_its_own():
+        raising.append(error)
+        with pytest.raises(type(error)) as raised:
+            group.total([tensor])
+        assert raised.value is error
+    for error in errors_of_others():
+        raising.append(error)
+        with pytest.raises(RankLost, match="another rank has ended"):
+            group.total([tensor])
