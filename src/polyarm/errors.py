@@ -157,7 +157,19 @@ class WorkerDied(WorkerError):
 
 
 class EnvCallError(WorkerError):
-    """A method or attribute access raised inside an env; carries the child's traceback."""
+    """A method or attribute access raised inside an env; carries the child's traceback.
+
+    Args:
+        name: The method or attribute.
+        failures: What went wrong, of each slot where it did.
+    """
+
+    def __init__(self, name: str, failures: Iterable[SlotError]) -> None:
+        self.name, self.failures = name, tuple(failures)
+        super().__init__(f"{name}: {self.failures[0]}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.failures)
 
 
 class ForkServerDied(WorkerError):

@@ -121,9 +121,9 @@ class Commands:
 
     @staticmethod
     def raise_for(name: str, failures: Sequence[SlotError]) -> None:
-        """Raise the first failure of a call, if there is one."""
+        """Raise what failed of a call, if anything did."""
         if failures:
-            raise EnvCallError(f"{name}: {failures[0]}")
+            raise EnvCallError(name, failures)
 
     def switched(self) -> list[Done]:
         """Wait until the slots of ``calling`` hold the envs that they were to have."""

@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from polyarm.distributed.ray.attributes import Attributes
 from polyarm.distributed.ray.builder import Builder
 from polyarm.distributed.ray.cluster import Cluster, last_line, why
 from polyarm.distributed.ray.shard import Answer, Shard
@@ -58,7 +59,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = arguments["num_envs"]
         self._arguments = arguments
         self._autoreset = arguments["autoreset"]
-        self._attributes: dict[str, Sequence[Any]] = {}
+        self._attributes = Attributes()
         self._builder = Builder(where, arguments)
         self._shards = self._builder.shards
         self._cluster = self._builder.cluster
@@ -167,16 +168,24 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Set an attribute on every env: one value for all, or a list or tuple with one each.
 
         Envs that are built again get it again.
+
+        Raises:
+            EnvCallError: An env refuses its value; the others have theirs, also when built again.
+            WorkerError: Slots are lost, which are built again without it; the others have it.
         """
         each = values if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
         self._revive()
-        self._get(self._shards, lambda shard: self._set(shard, name, each))
-        self._attributes[name] = each
+        outcomes = self._ask(
+            self._shards, lambda shard: self._set(shard, name, each[shard.first : shard.stop])
+        )
+        for shard, outcome in zip(self._shards, outcomes, strict=True):
+            self._attributes.note(shard, name, each, outcome)
+        self._answers(self._shards, outcomes)
 
     def _set(self, shard: Shard, name: str, values: Sequence[Any]) -> Any:
-        return shard.actor.ask.remote("set_attr", name, list(values[shard.first : shard.stop]))
+        return shard.actor.ask.remote("set_attr", name, list(values))
 
     def render(self) -> tuple[Any, ...] | None:
         """What every env's ``render()`` returns."""
@@ -253,8 +262,10 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         for shard in self._shards:
             if shard.lost:
                 self._builder.build_again(shard)
-                for name, each in self._attributes.items():
-                    self._get([shard], partial(self._set, name=name, values=each))
+                for name, values in self._attributes.of(shard).items():
+                    outcomes = self._ask([shard], partial(self._set, name=name, values=values))
+                    if not self._attributes.was_refused(name, outcomes[0]):
+                        self._answers([shard], outcomes)
                 shard.lost, shard.fresh = "", True
 
     # Answers.
@@ -277,30 +288,44 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def _get(self, shards: Sequence[Shard], ask: Callable[[Shard], Any]) -> list[Any]:
         """What nodes answer between steps; a loss is raised, and delivered by the next step."""
+        return self._answers(shards, self._ask(shards, ask))
+
+    def _ask(self, shards: Sequence[Shard], ask: Callable[[Shard], Any]) -> list[Any]:
+        """What each node answers between steps, or the error that it ended with."""
         errors = self._ray.exceptions
         calls = [(shard, ask(shard)) for shard in shards]
-        answers, lost = [], []
-        failure: BaseException | None = None
+        outcomes: list[Any] = []
         for shard, call in calls:
             try:
-                answers.append(self._ray.get(call))
+                outcomes.append(self._ray.get(call))
             except errors.RayTaskError as error:
-                failure = failure or why(error)
+                outcomes.append(shard.counted(why(error)))
             except errors.RayError as error:
                 last = None if shard.lost or shard.fresh else shard.last
                 self._lose(shard, error)
-                lost.append(shard)
+                outcomes.append(error)
                 if last is not None:
                     shard.owed = shard.failed(last, None)
+        return outcomes
+
+    def _answers(self, shards: Sequence[Shard], outcomes: Sequence[Any]) -> list[Any]:
+        """Answers; raises if one is an error, a loss first."""
+        lost = [
+            shard
+            for shard, outcome in zip(shards, outcomes, strict=True)
+            if isinstance(outcome, self._ray.exceptions.RayError)
+        ]
         if lost:
-            slots = [slot for shard in lost for slot in range(shard.first, shard.stop)]
-            raise WorkerError(
-                f"slots {slots} were lost with node {lost[0].node}: {lost[0].lost}; the next call"
-                f" builds them again"
-            )
-        if failure is not None:
-            raise failure
-        return answers
+            each = [
+                f"slots {list(range(shard.first, shard.stop))} were lost with node {shard.node}:"
+                f" {shard.lost}"
+                for shard in lost
+            ]
+            raise WorkerError(f"{'; '.join(each)}; the next call builds them again")
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return list(outcomes)
 
     def _lose(self, shard: Shard, error: Exception) -> None:
         """A shard's actor is gone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyarm.distributed.ray.node import stand_in
 from polyarm.distributed.ray.placement import Node
-from polyarm.errors import SlotError
+from polyarm.errors import EnvCallError, SlotError
 from polyarm.vector.make import make_vec
 
 
@@ -141,6 +141,13 @@ class Shard:
     def count(self) -> int:
         """How many slots."""
         return self.stop - self.first
+
+    def counted(self, error: Exception) -> Exception:
+        """Its actor's error, with slots as the whole batch counts them."""
+        if isinstance(error, EnvCallError):
+            moved = [replace(each, slot=self.first + each.slot) for each in error.failures]
+            return EnvCallError(error.name, moved)
+        return error
 
     def failed(self, last: Answer, chunk: int | None) -> Answer:
         """What lost slots deliver: their last observation, no reward, and an error.
