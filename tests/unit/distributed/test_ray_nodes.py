@@ -14,6 +14,7 @@ import pytest
 import polyarm
 from polyarm.contracts import Batch, EpisodeKey, PolicyOutput
 from polyarm.distributed.ray import hosts as hosts_module
+from polyarm.distributed.ray import serving
 from polyarm.distributed.ray.central import PolicyServer
 from polyarm.distributed.ray.hosts import Host, Hosts
 from polyarm.distributed.ray.node import Facts
@@ -122,15 +123,30 @@ def test_a_question_that_cannot_be_put_to_the_policy_is_refused_and_the_next_one
     assert asyncio.run(play()).extras["row"].tolist() == [0]
 
 
-def test_a_central_policy_that_no_gpu_is_left_for_ends_the_run():
+def test_a_central_policy_that_no_gpu_is_left_for_ends_the_run(monkeypatch):
+    monkeypatch.setattr(serving, "LONG_S", 0.0)
     there = [node(gpus=1.0)]
     ray = MagicMock()
     ray.exceptions = Mortal.exceptions
     ray.wait = lambda answers, timeout: (there.clear() or [], answers)
-    served = ServedPolicy(SimpleNamespace(ray=ray, nodes=lambda: there), polyarm.EvalOptions())
+    cluster = SimpleNamespace(ray=ray, nodes=lambda: there)
+    served = ServedPolicy(cluster, polyarm.EvalOptions(), lambda: False)
     with pytest.raises(WorkerError, match="no node with a GPU is left"):
         served.load(None, toy_group())
     assert ray.remote().options.call_args.kwargs["num_gpus"] == 0.5
+
+
+def test_a_stop_ends_the_wait_for_a_gpu_that_others_have():
+    ray = MagicMock()
+    ray.exceptions = Mortal.exceptions
+    waited = []
+    ray.wait = lambda answers, timeout: waited.append(timeout) or ([], answers)
+    cluster = SimpleNamespace(ray=ray, nodes=lambda: [node(gpus=1.0)])
+    served = ServedPolicy(cluster, polyarm.EvalOptions(), lambda: len(waited) > 2)
+    served.load(None, toy_group())
+    assert len(waited) == 3
+    assert max(waited) < 1
+    assert not served.lost
 
 
 # Nodes that cannot play.
@@ -237,7 +253,7 @@ def test_a_node_in_which_not_even_one_env_fits_is_left_out(caplog):
         hosts.require_some()
 
 
-def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
+def test_who_waits_long_for_cores_is_told_so_once_each_time(monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(hosts_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     cluster = SimpleNamespace(ray=None, nodes=list)
@@ -254,3 +270,7 @@ def test_who_waits_long_for_cores_is_told_so_once(monkeypatch, caplog):
     playing.ready = False  # as after a loss of all of them
     assert look(105) == 0
     assert [look(111), look(200)] == [1, 1]
+    playing.ready = True
+    assert look(300) == 1
+    playing.ready = False
+    assert [look(305), look(311), look(400)] == [1, 2, 2]

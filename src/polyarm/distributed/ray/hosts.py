@@ -32,7 +32,7 @@ _log = logging.getLogger("polyarm")
 
 UNFIT = (MissingExtra, BuildError, DisplayError, HostLimit, RunConflict, ImportError)
 """What is wrong with a node, not with the run."""
-_LOOK_S = 0.5
+LOOK_S = 0.5
 """How long to wait for an answer before looking at other things."""
 _LOOK_FOR_NODES_S = 2.0
 DEATHS = 3
@@ -120,7 +120,7 @@ class Hosts:
                 except HostLimit as error:
                     self.leave_out(node, error)
         if any(host.ready for host in self):
-            self._idle_since = time.monotonic()
+            self._idle_since, self._warned = time.monotonic(), False
         elif not self._warned and time.monotonic() - self._idle_since > LONG_S:
             self._warned = True
             _log.warning(
@@ -134,9 +134,9 @@ class Hosts:
         awaited = [call for host in self for call in host.calls[:1]]
         awaited += [host.examined for host in self if not host.ready]
         if awaited:
-            self._ray.wait(awaited, timeout=_LOOK_S)
+            self._ray.wait(awaited, timeout=LOOK_S)
         else:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
 
     def has_come(self, answer: Any) -> bool:
         """Whether an answer is here."""
@@ -212,7 +212,7 @@ class Hosts:
         self._looked_at = -_LOOK_FOR_NODES_S
 
     def works(self, host: Host) -> None:
-        """A node has finished an episode: its failures are no longer consecutive."""
+        """A node has finished an episode: its failures are no longer in a row."""
         self._deaths.pop(host.node.id, None)
 
     def leave_out(self, node: Node, error: Exception) -> None:

@@ -178,7 +178,8 @@ class RayPlayer(Player):
         policy = self._cluster.ray.put(turn.policy)
         fingerprint = None
         if self._is_central(self._cluster):
-            self._served = self._served or ServedPolicy(self._cluster, self._options)
+            if self._served is None:
+                self._served = ServedPolicy(self._cluster, self._options, lambda: self.stopping)
             self._served.load(policy, turn.group)
         elif isinstance(turn.policy, str):
             fingerprint = plain(self.policies.fingerprint(turn.policy, turn.group))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from polyarm.distributed.ray.central import CentralPolicy, PolicyServer
 from polyarm.distributed.ray.cluster import Cluster, last_line, why
-from polyarm.distributed.ray.hosts import DEATHS, LONG_S
+from polyarm.distributed.ray.hosts import DEATHS, LONG_S, LOOK_S
 from polyarm.errors import PolicyError, WorkerError
 from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group
@@ -23,12 +24,16 @@ class ServedPolicy:
     Args:
         cluster: Whose nodes.
         options: Of the evaluation.
+        stopping: Asked while a policy is loaded, whether to wait no longer.
 
     Attributes:
         on_gpu: Whether a policy said that it runs on a GPU.
     """
 
-    def __init__(self, cluster: Cluster, options: EvalOptions) -> None:
+    def __init__(
+        self, cluster: Cluster, options: EvalOptions, stopping: Callable[[], bool]
+    ) -> None:
+        self._stopping = stopping
         self._cluster = cluster
         self._ray = cluster.ray
         self._options = options
@@ -45,7 +50,7 @@ class ServedPolicy:
         return self._server is None and self._loaded is not None
 
     def load(self, policy: Any, group: Group) -> None:
-        """Load a policy for the episodes of a group.
+        """Load a policy for the episodes of a group; returns without it if a stop is asked for.
 
         Args:
             policy: In Ray's store.
@@ -59,6 +64,8 @@ class ServedPolicy:
         while True:
             try:
                 traits = self._load(policy, group)
+                if traits is None:
+                    return
             except self._ray.exceptions.RayTaskError as error:
                 raise why(error) from None
             except self._ray.exceptions.RayError as error:
@@ -99,7 +106,7 @@ class ServedPolicy:
             self._server.forget.remote(node)  # not waited for: it may be lost, too
 
     def works(self) -> None:
-        """An episode was finished: deaths are no longer consecutive."""
+        """An episode was finished: deaths are no longer in a row."""
         self._deaths = 0
 
     def close(self) -> None:
@@ -108,11 +115,17 @@ class ServedPolicy:
             self._ray.kill(self._server)
             self._server = None
 
-    def _load(self, policy: Any, group: Group) -> dict[str, Any]:
+    def _load(self, policy: Any, group: Group) -> dict[str, Any] | None:
         if self._server is None:
             self._server = self._start()
         loading = self._server.load.remote(policy, group)
-        while not self._ray.wait([loading], timeout=LONG_S)[0]:
+        told_at = time.monotonic()
+        while not self._ray.wait([loading], timeout=LOOK_S)[0]:
+            if self._stopping():
+                return None
+            if time.monotonic() - told_at < LONG_S:
+                continue
+            told_at = time.monotonic()
             if self._gpu and not self._is_gpu_there():
                 raise WorkerError(
                     "no node with a GPU is left for the central policy; the same command goes on"
