@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="of each env, in each round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="polyarm-") as name:
+        os.environ["PET_LOG_DIR"] = name  # of torchrun, which leaves its logs where they are
         results = measure.interleave(contenders(options.steps, Path(name)), options.rounds)
     report(results, options)
 

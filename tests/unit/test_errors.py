@@ -54,7 +54,10 @@ def test_a_hint_closes_the_message():
     assert str(errors.UnknownName("task", "x", [], "Look again.")).endswith("Look again.")
 
 
-@pytest.mark.parametrize("error", [e for e in EXCEPTIONS if e is not errors.UnknownName])
+OF_MORE_THAN_A_MESSAGE = (errors.UnknownName, errors.EnvCallError)
+
+
+@pytest.mark.parametrize("error", [e for e in EXCEPTIONS if e not in OF_MORE_THAN_A_MESSAGE])
 def test_an_exception_survives_the_way_between_processes(error):
     copy = pickle.loads(pickle.dumps(error("what happened")))
     assert type(copy) is error
@@ -66,6 +69,14 @@ def test_an_unknown_name_survives_the_way_between_processes():
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is errors.UnknownName
     assert str(copy) == str(error)
+
+
+def test_what_envs_raised_survives_the_way_between_processes():
+    failure = errors.SlotError("exception", 3, "toy/count-3", "call", 0, "raised KeyError")
+    copy = pickle.loads(pickle.dumps(errors.EnvCallError("length", [failure])))
+    assert type(copy) is errors.EnvCallError
+    assert str(copy) == f"length: {failure}"
+    assert copy.failures == (failure,)
 
 
 def test_a_slot_error_tells_the_whole_story():
