@@ -134,14 +134,7 @@ class Suite(Protocol):
     """A family of tasks behind one simulator; one file in ``suites/``, one entry point.
 
     Methods marked *trainer* run in the trainer's process and must import no simulator;
-    those marked *worker* run in a worker or builder process only.
-    """
-
-    name: str
-    fork: ForkMode
-    episodic: bool
-    """Whether ``reset(options={"episode": index})`` starts exactly that episode; plain Gymnasium
-    envs only know seeds.
+    those marked *worker* run in a worker, or in a zygote that workers are forked from.
 
     A suite may also have:
 
@@ -156,11 +149,18 @@ class Suite(Protocol):
     - ``renders(spec)``: whether its env may render although the spec names no cameras; without it,
       no cameras means no OpenGL (*trainer*).
     - ``one_per_process``: True if a process can hold one of its simulators only.
-    - ``takes(spec, option)``: where it passes on options of any name: whether this one surely has a
-      meaning; others that resemble an argument of `make_vec` are taken for it (*trainer*).
+    - ``takes(spec, option)``: for suites that accept options of any name: whether the env certainly
+      knows this one. What it does not know and resembles an argument of `make_vec` is refused as a
+      misspelling (*trainer*).
     - ``environment(spec)``: variables its workers need when they start (*trainer*).
     - ``interpreter(spec)``: a Python of its own for its workers, or None (*trainer*).
     """
+
+    name: str
+    fork: ForkMode
+    episodic: bool
+    """Whether ``reset(options={"episode": index})`` starts exactly that episode; plain Gymnasium
+    envs only know seeds."""
 
     def tasks(self) -> Sequence[Task]:
         """All tasks (*trainer*)."""
@@ -303,6 +303,15 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: map_leaves(function, value) for key, value in tree.items()}
     return function(tree)
+
+
+def to_host(value: Any) -> Any:
+    """A tensor of any device and type as an array; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    # NumPy has no bfloat16, and float32 holds every value of it.
+    value = value.detach()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
 
 
 def stack_leaves(trees: Sequence[Any]) -> Any:

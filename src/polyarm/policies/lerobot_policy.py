@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EnvSpec, EpisodeKey, map_leaves
+from polyarm.contracts import Batch, EnvSpec, EpisodeKey, map_leaves, to_host
 from polyarm.errors import PolicyError
 from polyarm.policies.lerobot_features import check_cameras, check_libero, explained, other_sizes
 from polyarm.policies.lerobot_noise import NoiseOfEpisodes
@@ -30,7 +30,7 @@ from polyarm.policies.lerobot_processors import (
     rename_map,
     require_lerobot,
 )
-from polyarm.policies.torch import to_host, weights_digest
+from polyarm.policies.torch import weights_digest
 
 log = logging.getLogger("polyarm")
 

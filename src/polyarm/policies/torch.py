@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EpisodeKey, PolicyOutput, map_leaves
+from polyarm.contracts import Batch, EpisodeKey, PolicyOutput, map_leaves, to_host
 from polyarm.errors import InvalidCall, MissingExtra, PolicyError
 from polyarm.policies.fingerprints import function_fingerprint
 
@@ -244,15 +244,6 @@ def use_gpu(index: int) -> None:
     if not 0 <= index < count:
         raise InvalidCall(f"there is no GPU {index} for PyTorch, which sees {count}")
     torch.cuda.set_device(index)
-
-
-def to_host(value: Any) -> Any:
-    """A tensor of any device and type as an array; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    # NumPy has no bfloat16, and float32 holds every value of it.
-    value = value.detach()
-    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
 
 
 def _array(value: Any, what: str, rows: int) -> Array:

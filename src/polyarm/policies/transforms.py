@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from polyarm.contracts import to_host
 from polyarm.errors import PolicyError
-from polyarm.policies.torch import to_host
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

@@ -10,9 +10,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from polyarm.contracts import PolicyOutput
+from polyarm.contracts import PolicyOutput, to_host
 from polyarm.errors import InvalidCall, PolicyError, UnsupportedSpace
-from polyarm.policies.torch import to_host
 from polyarm.vector.actions import discrete_limits
 
 Array = NDArray[Any]

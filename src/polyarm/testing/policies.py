@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, stack_leaves
+from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, stack_leaves, to_host
 
 Array = NDArray[Any]
 Decision = dict[str, Array]
@@ -159,13 +159,13 @@ def _decisions(output: Any, rows: int, space: gymnasium.Space[Any]) -> list[Deci
     extras: Mapping[str, Any] = {}
     if isinstance(output, PolicyOutput):
         output, extras = output.actions, output.extras
-    actions = _array(output)
+    returned = actions = np.array(to_host(output))
     tail = space.shape or ()
     if actions.ndim == len(tail) + 1:
         actions = actions[:, np.newaxis]
     fits = actions.ndim == len(tail) + 2 and actions.shape[2:] == tail
     assert fits and len(actions) == rows and actions.shape[1] > 0, (
-        f"for {rows} rows of {space} act() returned shape {_array(output).shape}, expected"
+        f"for {rows} rows of {space} act() returned shape {returned.shape}, expected"
         f" {(rows, *tail)} or {(rows, 'K', *tail)}"
     )
     assert space.dtype is None or np.can_cast(actions.dtype, space.dtype, "same_kind"), (
@@ -178,7 +178,7 @@ def _decisions(output: Any, rows: int, space: gymnasium.Space[Any]) -> list[Deci
         for row, step in np.ndindex(actions.shape[:2]):
             action = actions[row, step].astype(space.dtype)
             assert space.contains(action), f"row {row}: the action {action} is outside of {space}"
-    arrays = {name: _array(value) for name, value in extras.items()}
+    arrays = {name: np.array(to_host(value)) for name, value in extras.items()}
     for name, value in arrays.items():
         assert value.ndim > 0 and len(value) == rows, (
             f"for {rows} rows act() returned extras {name!r} of shape {value.shape}, expected one"
@@ -206,13 +206,6 @@ def _assert_equal(
                     f" noise must come from batch.generators, and a policy whose rows depend on the"
                     f" rest of the batch, if only in the last bits, says row_independent = False."
                 )
-
-
-def _array(value: Any) -> Array:
-    if hasattr(value, "detach"):
-        value = value.detach()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).cpu().numpy()
-    return np.array(value)
 
 
 def _flat(tree: Any) -> Any:

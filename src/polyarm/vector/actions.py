@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from polyarm.contracts import to_host
 from polyarm.errors import InvalidAction
 from polyarm.vector.layout import Array, Leaf, pick
 
@@ -81,8 +82,7 @@ class ActionCheck:
             value = pick(actions, leaf.path)
         except (KeyError, TypeError, IndexError):
             raise InvalidAction(f"the actions have no {leaf.label!r}") from None
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
+        value = to_host(value)
         if (array := _as_array(value)) is None:
             raise InvalidAction(f"{_misfit(value, leaf, slots)}the actions are not an array")
         if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import map_leaves, stack_leaves
+from polyarm.contracts import map_leaves, stack_leaves, to_host
 from polyarm.vector.gpu_copies import GpuCopies
 from polyarm.vector.layout import Array
 from polyarm.vector.ledger import Ledger
@@ -68,18 +68,18 @@ class TorchVectorEnv:
 
     def step(self, actions: Any) -> TorchStep:
         """`VectorEnv.step`, with tensors."""
-        obs, *rest, info = self.envs.step(to_host(actions))
+        obs, *rest, info = self.envs.step(_landed(actions))
         return (self._delivered(obs, self._ledger.all, None), *self._uploaded(*rest), info)
 
     def step_chunk(self, actions: Any) -> TorchStep:
         """`VectorEnv.step_chunk`, with tensors."""
-        obs, rewards, *flags, info = self.envs.step_chunk(to_host(actions))
+        obs, rewards, *flags, info = self.envs.step_chunk(_landed(actions))
         obs = self._delivered(obs, self._ledger.all, rewards.shape[1])
         return (obs, *self._uploaded(rewards, *flags), info)
 
     def send(self, actions: Any, slots: Sequence[int] | Slots | None = None) -> None:
         """`VectorEnv.send`, with tensors."""
-        self.envs.send(to_host(actions), slots)
+        self.envs.send(_landed(actions), slots)
 
     def recv(self, min_slots: int = 1, timeout_s: float | None = None) -> Ready:
         """`VectorEnv.recv`, with tensors; ``slots`` stay an array.
@@ -135,19 +135,17 @@ class TorchVectorEnv:
         )
 
 
-def to_host(actions: Any) -> Any:
+def _landed(actions: Any) -> Any:
     """Actions, tensors on any device or not, as arrays; they are there when this returns."""
     torch = import_torch()
     streams = set()
 
     def landed(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
+        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+            return to_host(value)
         value = value.detach()
         if value.dtype is torch.bfloat16:
-            value = value.float()  # NumPy has no bfloat16, and float32 holds every value of it
-        if not value.is_cuda:
-            return value.cpu().numpy()
+            value = value.float()
         pinned = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         pinned.copy_(value, non_blocking=True)
         streams.add(torch.cuda.current_stream(value.device))

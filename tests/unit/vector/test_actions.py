@@ -226,6 +226,8 @@ def test_torch_tensors_are_actions(make):
     assert obs["state"][:, 2].tolist() == [0.5] * 4
     env.step_chunk(actions[:, None].repeat(1, 3, 1))
     assert counts(env) == (4, 4, 4, 4)
+    obs, *_ = env.step(actions.to(torch.bfloat16))  # which NumPy lacks
+    assert obs["state"][:, 2].tolist() == [2.5] * 4
     with pytest.raises(InvalidAction, match="slot 0"):
         env.step(actions * torch.nan)
 

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.contracts import STREAM, EpisodeKey
+from polyarm.contracts import STREAM, EpisodeKey, to_host
 from polyarm.errors import InvalidCall
-from polyarm.policies.torch import to_host
 
 States = NDArray[np.float64]
 

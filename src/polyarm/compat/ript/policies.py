@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from polyarm.compat.ript.episodes import FULL, WRIST
-from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
+from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, to_host
 from polyarm.errors import InvalidCall, MissingExtra, PolicyError
 from polyarm.policies.loading import as_policy
 from polyarm.policies.statistics import Normalization
-from polyarm.policies.torch import to_host
 
 _OFT_PARTS = ("cfg", "processor", "model", "action_head", "scale_head", "proprio_projector")
 _OFT_MODULE = "ript.env_runner.openvla_oft_libero_runner"

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput
+from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, to_host
 from polyarm.distributed.ray.cluster import ray_library, why
 from polyarm.distributed.ray.node import stand_in
 from polyarm.distributed.ray.trees import concatenated
 from polyarm.errors import InvalidCall, PolicyError
 from polyarm.policies.loading import fits_any_space
-from polyarm.policies.torch import to_host
 from polyarm.rollout.acting import Policies, known_space
 from polyarm.rollout.plan import Group
 
