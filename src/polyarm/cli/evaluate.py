@@ -9,7 +9,6 @@ problems only.
 from __future__ import annotations
 
 import glob
-import hashlib
 import math
 import tempfile
 import time
@@ -25,6 +24,7 @@ from rich.markup import escape
 
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import FAILED, STOPPED, TOO_MANY_ERRORS, stopped_by
+from polyarm.cli.folders import run_folder
 from polyarm.cli.progress import Show, live_progress
 from polyarm.cli.signals import signals_stop
 from polyarm.distributed.ranks import Rank, Share
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from polyarm.rollout.evaluator import Evaluator
 
 _CALIBRATION_S = 20.0
-_FOLDER_LETTERS = 120
 _ALONE = Rank(0, 1)
 
 
@@ -153,15 +152,8 @@ def _progress(
 
 
 def output_folder(options: EvalOptions) -> Path:
-    """Where results go: the same place for the same command."""
-    if options.out is not None:
-        return Path(options.out)
-    name = f"{options.policy}-{options.task}"
-    readable = "".join(c if c.isalnum() or c in "._-+" else "-" for c in name)
-    if len(readable) > _FOLDER_LETTERS:  # checkpoints of one run differ at the end of long paths
-        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
-        readable = f"{readable[: _FOLDER_LETTERS - 9]}-{digest}"
-    return Path("runs", readable)
+    """Where results go."""
+    return Path(options.out or run_folder(f"{options.policy}-{options.task}"))
 
 
 def _conclude(

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import STOPPED, TOO_MANY_ERRORS, stopped_by
+from polyarm.cli.folders import run_folder
 from polyarm.cli.signals import signals_stop
 from polyarm.distributed import slurm
 from polyarm.distributed.ranks import Share
@@ -93,11 +94,8 @@ def _in_vain(done: Training) -> bool:
 
 
 def output_folder(options: TrainOptions) -> Path:
-    """Where a training is kept: the same place for the same task."""
-    if options.out is not None:
-        return Path(options.out)
-    name = "".join(c if c.isalnum() or c in "._-+" else "-" for c in options.task)
-    return Path("runs", f"ppo-{name[:100]}")
+    """Where a training is kept."""
+    return Path(options.out or run_folder(f"ppo-{options.task}"))
 
 
 def _announcement(options: TrainOptions, share: Share) -> str:

@@ -8,8 +8,10 @@ import pytest
 
 from polyarm.cli.evaluate import EvalCommand, output_folder, parse
 from polyarm.cli.main import main
+from polyarm.cli.train import output_folder as training_folder
 from polyarm.rollout import runlock
 from polyarm.rollout.options import EvalOptions
+from polyarm.training.options import TrainOptions
 
 EVAL = ["eval", "--policy", "random", "--task", "toy/count-3,toy/count-10", "--episodes", "3"]
 SMALL = ["--num-envs", "2", "--num-workers", "1"]
@@ -49,6 +51,14 @@ def test_checkpoints_in_long_paths_have_folders_of_their_own():
     assert folders[0] != folders[1]
     assert folders[0] == output_folder(EvalOptions(policy=names[0]))
     assert all(len(folder.name) == 120 for folder in folders)
+
+
+def test_trainings_of_many_tasks_have_folders_of_their_own():
+    tasks = [",".join(f"metaworld/push-v{place}-of-the-list" for place in range(6)) + f",toy/{last}"
+             for last in ("a", "b")]  # fmt: skip
+    folders = [training_folder(TrainOptions(task=task)) for task in tasks]
+    assert folders[0] != folders[1]
+    assert folders[0].name.startswith("ppo-metaworld-push-v0")
 
 
 def test_the_same_command_again_has_nothing_left_to_do(capsys):
