@@ -108,7 +108,7 @@ class DisplayError(PolyarmError, RuntimeError):
 
 
 class HostLimit(PolyarmError, MemoryError):
-    """The machine cannot hold what was asked for; the message gives both sizes."""
+    """The machine cannot hold what was asked for, such as memory or open files; says what helps."""
 
 
 class PolicyError(PolyarmError, RuntimeError):
@@ -153,7 +153,10 @@ class BuildError(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A slot kept failing, which names slot, pid, task, phase and signal; or its worker is lost."""
+    """A slot failed more often than ``max_restarts`` forgives, or its worker is lost for good.
+
+    The message names slot, pid, task, phase and signal, as far as they are known.
+    """
 
 
 class EnvCallError(WorkerError):

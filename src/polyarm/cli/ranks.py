@@ -35,7 +35,7 @@ def announce(share: Share, options: Ranked, errors: Console) -> None:
         InvalidCall: GPUs are given that cannot be had, or in two ways.
     """
     watch_launcher()
-    slurm.meet()
+    slurm.say_where_to_meet()
     if options.num_envs_total is not None and share.rank.leads:
         errors.print(f"envs_per_rank={list(share.envs_per_rank)}", markup=False)
     policy, render = options.policy_gpus, options.render_gpus

@@ -51,7 +51,7 @@ def restarts(environment: Mapping[str, str] = os.environ) -> int:
     return _number(environment, "SLURM_RESTART_COUNT", default=0)
 
 
-def meet(environment: MutableMapping[str, str] = os.environ) -> None:
+def say_where_to_meet(environment: MutableMapping[str, str] = os.environ) -> None:
     """Say where the processes of a step meet, for torch.distributed, unless somebody has said so.
 
     The first node of the step has its first process. ``SLURM_LAUNCH_NODE_IPADDR`` would be where

@@ -17,7 +17,7 @@ from polyarm.distributed.ranks import Rank
 from polyarm.errors import MissingExtra, PolyarmError, RankLost, StoppedEarly
 
 _TIMEOUT_S = 3600.0
-"""Of slow simulators one rank may wait long for another; gloo notices at once one that died."""
+"""A rank may wait long for one whose simulators are slow; gloo tells at once of one that died."""
 _SOURCE_LINE = re.compile(r"\[\S+:\d+\] ")
 _GLOO = re.compile(r"gloo/|^gloo |^application timeout", re.IGNORECASE)
 """How gloo's errors are known, which have no class of their own."""
@@ -28,7 +28,7 @@ _OWN_FAULT = re.compile(
 
 
 class ProcessGroup:
-    """All ranks of a job; of one rank alone, everything is what it was.
+    """All ranks of a job. With one rank alone every method gives back what it was given.
 
     Every method but `leads` is to be called by all ranks, in the same order. Where another rank has
     ended, all of them raise `RankLost`: at once where gloo carries what is said, which is all but
@@ -90,7 +90,7 @@ class ProcessGroup:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If a rank cannot do what is in the block, which may be one rank's only, none goes on.
+        """Do what is in the block, which may be one rank's task only; if it fails, no rank goes on.
 
         Raises:
             StoppedEarly: On all of them, where one was stopped.

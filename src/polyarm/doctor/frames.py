@@ -25,21 +25,19 @@ class Backend:
     Attributes:
         name: What a user calls it.
         display: What `select` calls it.
-        through_x: Whether it serves simulators that insist on an X server.
         on_gpu: Whether it is meant for GPUs, so that software there is a fault.
     """
 
     name: str
     display: str
-    through_x: bool
     on_gpu: bool
 
 
-EGL = Backend("egl", "egl", through_x=False, on_gpu=True)
-OSMESA = Backend("osmesa", "osmesa", through_x=False, on_gpu=False)
-XVFB = Backend("xvfb", "xvfb", through_x=True, on_gpu=False)
-EXTERNAL = Backend("external", "external", through_x=True, on_gpu=True)
-VIRTUALGL = Backend("virtualgl", "egl", through_x=True, on_gpu=True)
+EGL = Backend("egl", "egl", on_gpu=True)
+OSMESA = Backend("osmesa", "osmesa", on_gpu=False)
+XVFB = Backend("xvfb", "xvfb", on_gpu=False)
+EXTERNAL = Backend("external", "external", on_gpu=True)
+VIRTUALGL = Backend("virtualgl", "egl", on_gpu=True)
 
 
 def check(case: Case) -> Iterator[Finding]:

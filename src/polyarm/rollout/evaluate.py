@@ -38,7 +38,7 @@ def evaluate(
             line.
         tasks: Tasks or sets of tasks (``"metaworld/mt10"``), callables that build envs, or a list.
         episodes: Episodes per task; by default the protocol's, or 10.
-        num_envs: Envs that run at once; by default two per core.
+        num_envs: Envs that run at once; by default two per core, at least four.
         out: Folder for journal, results, report and videos; None keeps results in memory. The same
             call again goes on where an interrupted one was.
         keep_envs: Whether envs stay alive for the next call; only without ``out``.

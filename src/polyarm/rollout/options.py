@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from polyarm.errors import InvalidCall, UnknownName
 
-_LAST_SEED = 2**29
-"""Its stream of episodes still has indices that fit into a command of the engine."""
+LAST_SEED = 2**29
+"""The highest seed of a command; that of a vector env may be higher, below 2**31."""
+
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?", re.ASCII)
 
 
@@ -48,8 +49,8 @@ class EvalOptions(NamesTasks):
         protocol: Whose published rules the suite follows, such as openpi or oft for LIBERO.
         out: Folder for the journal, results, report and videos; by default runs/POLICY-TASK. The
             same command again goes on where it was.
-        num_envs: Envs that run at once; by default two per core. Under torchrun or srun those of
-            each rank.
+        num_envs: Envs that run at once; by default two per core, at least four. Under torchrun or
+            srun those of each rank.
         num_envs_total: Envs of all ranks together, instead of num_envs.
         max_envs: Envs that run at once at most, or auto: as many as fit into main memory and, if a
             GPU renders, into its memory.
@@ -159,8 +160,8 @@ class EvalOptions(NamesTasks):
                 _require(name, getattr(self, name), 1)
         for name in ("start", "seed", "max_wait_ms", "max_errors"):
             _require(name, getattr(self, name), 0)
-        if self.seed > _LAST_SEED:
-            raise InvalidCall(f"seed must be at most {_LAST_SEED}, found {self.seed}")
+        if self.seed > LAST_SEED:
+            raise InvalidCall(f"seed must be at most {LAST_SEED}, found {self.seed}")
         if self.image_size is not None and len(self.image_size) != 2:
             raise InvalidCall(f"image_size is a height and a width, found {self.image_size}")
         for size in self.image_size or ():

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from polyarm.errors import InvalidCall
-from polyarm.rollout.options import OF_SUITE, NamesTasks, seconds
+from polyarm.rollout.options import LAST_SEED, OF_SUITE, NamesTasks, seconds
 
 _COUNTS = ("train_updates", "train_hidden", "horizon", "action_chunk", "epochs", "minibatches")
 _NOT_NEGATIVE = ("eval_every", "checkpoint_every", "entropy", "value_weight", "seed")
 _POSITIVE = ("train_lr", "clip", "max_grad_norm", "first_std")
-_LAST_SEED = 2**29
 _MAY_CHANGE = (
     *("train_updates", "num_workers", "out", "fresh", "stop_after", "report_to", "device"),
     *("eval_every", "eval_episodes", "checkpoint_every", "display"),
@@ -33,8 +32,8 @@ class TrainOptions(NamesTasks):
             there are cores suit cheap envs.
         train_updates: Updates of the policy, each from horizon decisions of every env.
         train_lr: Learning rate of Adam.
-        train_lr_end: Where it goes in a straight line until the last update, unless it is lower
-            from the start; None: it stays.
+        train_lr_end: The learning rate of the last update, reached in a straight line; it never
+            rises above train_lr. None keeps it as it is.
         train_hidden: Width of the two hidden layers of actor and critic.
         horizon: Decisions of each env per update.
         action_chunk: Actions per decision, executed one after the other.
@@ -149,8 +148,8 @@ class TrainOptions(NamesTasks):
         for name in ("gamma", "gae_lambda"):
             if not 0 <= (found := getattr(self, name)) <= 1:
                 raise InvalidCall(f"{name} must be between 0 and 1, found {found}")
-        if self.seed >= _LAST_SEED:
-            raise InvalidCall(f"seed must be below {_LAST_SEED}, found {self.seed}")
+        if self.seed >= HELD_OUT_SEED:
+            raise InvalidCall(f"seed must be below {HELD_OUT_SEED}, found {self.seed}")
         seconds(self.stop_after)
 
     @property
@@ -169,7 +168,7 @@ class TrainOptions(NamesTasks):
         return {name: getattr(self, name) for name in names}
 
 
-HELD_OUT_SEED = _LAST_SEED
+HELD_OUT_SEED = LAST_SEED
 """The stream of episodes that evaluations play; no training can have this seed."""
 
 

@@ -80,9 +80,8 @@ def advantages(steps: Steps, values: Array, gamma: float, gae_lambda: float) -> 
     """Generalised advantage estimates ``(T, N)`` of decisions of up to K steps.
 
     A decision that terminated its episode expects nothing more. One that was truncated expects the
-    value of the row after it, which is the episode's last observation. So does one that comes
-    before a decision that is no data: what a failing env has done does not change what it was worth
-    until then. Decisions that are no data get 0.
+    value of the row after it, which is the episode's last observation. So does one that is followed
+    by an unusable decision: a failing env does not change what came before. Unusable ones get 0.
 
     Args:
         steps: What came of a rollout.

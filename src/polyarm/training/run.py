@@ -23,7 +23,7 @@ from polyarm.training.checkpoints import (
     write_checkpoint,
 )
 from polyarm.training.devices import chosen_device, require_gpus_apart, threads
-from polyarm.training.examination import Examination
+from polyarm.training.held_out import HeldOutEvaluation
 from polyarm.training.logbook import Logbook
 from polyarm.training.options import TrainOptions
 from polyarm.training.play import Play
@@ -124,11 +124,11 @@ def train(
         require_gpus_apart(device, group)
         if is_gpu(device):
             stack.enter_context(group.over_gpus())
-        examination = Examination(options, share, lambda: stop.asked)
-        stack.enter_context(examination)
+        held_out = HeldOutEvaluation(options, share, lambda: stop.asked)
+        stack.enter_context(held_out)
         usual = stack.enter_context(threads(1))
         learner = Learner(options, play, group, device=device, usual_threads=usual)
-        return _Run(options, learner, group, book, examination, stop).to_the_end(progress)
+        return _Run(options, learner, group, book, held_out, stop).to_the_end(progress)
 
 
 def _logbook(folder: Path, options: TrainOptions, rank: Rank, stop: Stop) -> Logbook:
@@ -152,11 +152,11 @@ class _Run:
         learner: Learner,
         group: ProcessGroup,
         book: Logbook | None,
-        examination: Examination,
+        held_out: HeldOutEvaluation,
         stop: Stop,
     ) -> None:
         self._options, self._learner, self._group = options, learner, group
-        self._book, self._examination, self._stop = book, examination, stop
+        self._book, self._held_out, self._stop = book, held_out, stop
         self._policy = TrainedPolicy(learner.agent, meaning_of(learner.play.envs.specs))
         self._path = None if options.out is None else Path(options.out, NAME)
         self._before_s = 0.0
@@ -173,7 +173,7 @@ class _Run:
             update = learner.update(number)
             last = number == options.train_updates
             if options.eval_every and (number % options.eval_every == 0 or last):
-                score = self._examination.score(self._policy, self._group)
+                score = self._held_out.score(self._policy, self._group)
                 judged = score.success_rate if learner.play.judges else None
                 update = replace(update, eval_success=judged, eval_return=score.mean_return)
             spent = time.perf_counter() - began

@@ -21,10 +21,10 @@ class Admission:
         self._largest = {False: _LEAST_NBYTES, True: _LEAST_NBYTES}
 
     def learn(self, pid: int, *, forked: bool) -> None:
-        """Take what a process holds that has just built its envs for what a build takes.
+        """Estimate what a build takes by what a process holds that has just built its envs.
 
         What one that was forked from built envs holds alone is what a fork takes; the rest is the
-        build's. Small ones, which change nothing, are told by a cheaper question.
+        build's. Small ones, which change nothing, are told by a cheaper figure.
         """
         held = host.anonymous_memory(pid)
         if held > self._largest[forked]:

@@ -1,6 +1,6 @@
 """Messages with descriptors over a Unix socket, for the slow path between our own processes.
 
-A message is a pickled dict behind its length. Only the trainer, the fork server and its builders
+A message is a pickled dict behind its length. Only the trainer, the fork server and its zygotes
 hold ends of such sockets; nothing from outside is ever unpickled.
 """
 

@@ -106,8 +106,8 @@ class VectorEnv(AsynchronousEnv):
             actions: ``(N, …)`` per leaf of the action space.
 
         Returns:
-            Observations (views of the block, valid until the second following step, unless
-            ``copy=True``), rewards ``(N,)``, terminated, truncated and infos.
+            Observations (views of the block, valid until the slot's T-th following send with
+            ``ring=T``, unless ``copy=True``), rewards ``(N,)``, terminated, truncated and infos.
 
         Raises:
             InvalidAction: Before anything is sent; the env stays usable.

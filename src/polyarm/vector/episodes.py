@@ -38,7 +38,7 @@ class Episodes:
         num_envs: Number of slots.
         episodic: Whether the envs know episode indices.
         seed: Default of the first reset.
-        scatter: Whether envs forked from one builder share a generator that must be reseeded.
+        scatter: Whether envs forked from one zygote share a generator that must be reseeded.
     """
 
     def __init__(self, num_envs: int, *, episodic: bool, seed: int | None, scatter: bool) -> None:

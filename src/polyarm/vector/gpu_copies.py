@@ -80,11 +80,6 @@ class Pins:
             stacklevel=2,
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are pinned now."""
-        return sum(len(buffer) for buffer in self._held.values())
-
     def release(self) -> None:
         """Unpin everything, once copies have ended; nothing in a forked copy of the process."""
         _release(self._held, self.streams, self._maker_pid)

@@ -37,7 +37,7 @@ _OF_A_CLUSTER = "polyarm.distributed.ray.envs:RayVectorEnv"
 _CAREFUL_FIRST: tuple[ForkMode, ...] = ("never", "imports", "built")
 _STARTS: dict[str, ForkMode] = {"built": "built", "imports": "imports", "fresh": "never"}
 
-_TELLING, _RESEMBLES = 8, 0.85
+_LONG, _ALIKE = 8, 0.85
 """An argument that is shorter resembles too many options of envs: frames, hosts, tasks."""
 
 
@@ -95,8 +95,9 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
             callables, which may render without cameras, find one that works with ``"auto"``.
         infos: ``"auto"`` sends numeric keys every step and the rest at resets and ends;
             ``"full"`` pickles everything every step.
-        step_timeout_s: A worker whose env step takes longer is killed and replaced; one that still
-            computes when it has computed for as long, or after ten times as long.
+        step_timeout_s: Limit of one env step, after which its worker is killed and replaced. One
+            that computes, or waits for a core, gets more time: until it has used this much of a
+            core's, and ten times the limit at most.
         reset_timeout_s: The same for resets.
         build_timeout_s: The same for building an env.
         max_restarts: Failures in a row, without a finished episode, that a slot is forgiven.
@@ -115,7 +116,9 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         **suite_options: Options of the suite, such as ``success="last"`` for Meta-World.
 
     Returns:
-        A running `VectorEnv`; use it as a context manager or call ``close()``.
+        A running `VectorEnv`; use it as a context manager or call ``close()``. With ``hosts="ray"``
+        a `RayVectorEnv`, which has its calls but for `send` and `recv`, `history`, `to_torch` and
+        `switch_task`.
 
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
@@ -328,9 +331,9 @@ def _refuse_misspelt(spec: EnvSpec, options: Iterable[str]) -> None:
     takes = getattr(registry.load(registry.locate(spec.suite)), "takes", None)
     if takes is None:
         return
-    own = [name for name in inspect.signature(make_vec).parameters if len(name) >= _TELLING]
+    own = [name for name in inspect.signature(make_vec).parameters if len(name) >= _LONG]
     for option in options:
-        meant = difflib.get_close_matches(option, own, cutoff=_RESEMBLES)
+        meant = difflib.get_close_matches(option, own, cutoff=_ALIKE)
         if meant and option not in own and not takes(spec, option):
             hint = "If it is the env's own, pass a callable that makes the env."
             raise UnknownName("option", option, (), hint, meant)

@@ -1,7 +1,8 @@
 """Which workers hold more memory than they may, found out at little cost.
 
-Pages that a worker shares with those it was forked beside are not its own. How many these are is a
-dear question (1.5 ms, 60 times what resident memory costs), so it is asked when a worker has grown.
+Pages that a worker shares with those it was forked beside are not its own. To ask
+how many these are is expensive (1.5 ms, 60 times what resident memory costs), so it is done when a
+worker has grown.
 Shared pages that it writes to become its own without any growth, so one worker is asked in turn.
 """
 

@@ -15,7 +15,7 @@ NOTABLE = 1 / 8
 _MOST = 10
 """Times the limit: nothing may take longer on the wall, however crowded the machine is."""
 _AT_WORK = 0.1
-"""Of the time: who computes for a larger share does more than to look whether it may go on."""
+"""Share of the time since the last look from which on a process computes; polling takes less."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

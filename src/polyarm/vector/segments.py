@@ -5,6 +5,7 @@ Workers learn of a segment from the board; how many they are to know goes out wi
 
 from __future__ import annotations
 
+from polyarm.errors import HostLimit
 from polyarm.vector.board import MAX_SEGMENTS, Board, Entry, SegmentKind
 from polyarm.vector.infos import InfoKey, InfoReader, info_segment
 from polyarm.vector.layout import Array, BlockLayout, Path, Segment
@@ -53,7 +54,7 @@ class Segments:
 
     def _append(self, kind: SegmentKind, segment: Segment, size: int) -> dict[Path, Array]:
         if self.epoch == MAX_SEGMENTS:
-            raise MemoryError("the block's segment table is full")
+            raise HostLimit("the block has grown too often: its table of segments is full")
         offset = self._block.append(segment.nbytes)
         self._board.segments[self.epoch, [Entry.KIND, Entry.OFFSET, Entry.SIZE]] = (
             kind,

@@ -29,10 +29,6 @@ class Doorbell:
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC)
 
-    def ring(self) -> None:
-        """Publish everything written so far to the worker."""
-        os.eventfd_write(self.fd, 1)
-
     def close(self) -> None:
         """Close the descriptor."""
         if self.fd >= 0:

@@ -170,8 +170,8 @@ def test_the_first_node_of_a_list(nodes, first):
 def test_processes_of_a_step_meet_on_its_first_node():
     environment = {**STEP, "SLURM_STEP_NODELIST": "gpu[07-09]", "SLURM_STEP_NUM_NODES": "3"}
     other = {**environment, "SLURM_PROCID": "0"}
-    slurm.meet(environment)
-    slurm.meet(other)
+    slurm.say_where_to_meet(environment)
+    slurm.say_where_to_meet(other)
     assert environment["MASTER_ADDR"] == other["MASTER_ADDR"] == "gpu07"
     assert environment["MASTER_PORT"] == other["MASTER_PORT"]
     assert 1024 < int(environment["MASTER_PORT"]) < 32768  # below those that clients get
@@ -179,11 +179,11 @@ def test_processes_of_a_step_meet_on_its_first_node():
 
 def test_nobody_is_told_where_to_meet_who_knows_or_has_nobody_to_meet():
     known = {**STEP, "MASTER_ADDR": "here", "MASTER_PORT": "1234"}
-    slurm.meet(known)
+    slurm.say_where_to_meet(known)
     assert (known["MASTER_ADDR"], known["MASTER_PORT"]) == ("here", "1234")
     one_node = {**STEP, "SLURM_STEP_NODELIST": "gpu7", "SLURM_STEP_NUM_NODES": "1"}
-    slurm.meet(one_node)
+    slurm.say_where_to_meet(one_node)
     assert one_node["MASTER_ADDR"] == "127.0.0.1"
     script = without("SLURM_STEP_ID")
-    slurm.meet(script)
+    slurm.say_where_to_meet(script)
     assert "MASTER_ADDR" not in script

@@ -20,7 +20,7 @@ from polyarm.distributed import slurm
 from polyarm.distributed.ranks import Rank
 from polyarm.distributed.torchrun import process_group
 
-slurm.meet()
+slurm.say_where_to_meet()
 rank = Rank.current()
 with process_group(rank) as group:
     import torch
@@ -54,7 +54,7 @@ from polyarm.distributed.ranks import Rank
 from polyarm.distributed.torchrun import process_group
 from polyarm.errors import RankLost
 
-slurm.meet()
+slurm.say_where_to_meet()
 rank = Rank.current()
 with process_group(rank) as group:
     import torch

@@ -23,7 +23,7 @@ from polyarm.errors import (
 )
 from polyarm.training import load, ppo, run
 from polyarm.training.checkpoints import read_checkpoint, write_checkpoint
-from polyarm.training.examination import Score
+from polyarm.training.held_out import Score
 from polyarm.training.logbook import read_metrics
 from polyarm.training.options import TrainOptions, scheduled
 from polyarm.training.policy import meaning_of
@@ -167,7 +167,7 @@ def test_an_evaluation_changes_nothing_in_the_training(tmp_path):
 
 def test_evaluations_play_other_episodes_than_any_training(monkeypatch):
     played = []
-    usual = run.Examination.score
+    usual = run.HeldOutEvaluation.score
 
     def score(self, policy, group):
         act = policy.act
@@ -179,7 +179,7 @@ def test_evaluations_play_other_episodes_than_any_training(monkeypatch):
         monkeypatch.setattr(policy, "act", watched, raising=False)
         return usual(self, policy, group)
 
-    monkeypatch.setattr(run.Examination, "score", score)
+    monkeypatch.setattr(run.HeldOutEvaluation, "score", score)
     train(toy(train_updates=1, eval_every=1, eval_episodes=3))
     assert {key.index for key in played} == {2**61, 2**61 + 1, 2**61 + 2}
 
@@ -224,17 +224,17 @@ def test_a_stop_cuts_an_evaluation_short_and_what_it_has_found_does_not_count(mo
 
 def test_who_was_asked_already_begins_no_evaluation():
     stop = Stop()
-    examination = run.Examination(toy(), Share(Rank(0, 1), (3,)), lambda: stop.asked)
+    held_out = run.HeldOutEvaluation(toy(), Share(Rank(0, 1), (3,)), lambda: stop.asked)
     stop()
-    assert examination.score(None, ProcessGroup(Rank(0, 1))) == Score(None, None)
+    assert held_out.score(None, ProcessGroup(Rank(0, 1))) == Score(None, None)
 
 
 def test_evaluations_keep_the_suite_s_own_end_of_episodes():
     options = TrainOptions(
         task="metaworld/reach-v3", max_steps=40, suite_options=("reward_version=v1",)
     )
-    examination = run.Examination(options, Share(Rank(0, 1), (1,)), lambda: False)
-    (group,) = examination._begin().groups
+    held_out = run.HeldOutEvaluation(options, Share(Rank(0, 1), (1,)), lambda: False)
+    (group,) = held_out._begin().groups
     assert group.specs == (specify("metaworld/reach-v3", (), None, {"reward_version": "v1"}),)
 
 

@@ -16,11 +16,10 @@ import numpy as np
 
 from polyarm.contracts import STREAM
 from polyarm.errors import InvalidCall
+from polyarm.rollout.options import LAST_SEED
 
 LIBERO_SEED = 1000
 """First seed of LIBERO's protocol ``lerobot``, and LeRobot's own default."""
-
-_LAST_STREAM = 2**29
 
 
 class Episodes(NamedTuple):
@@ -105,9 +104,9 @@ def episode_indices(suite: str, first: int, count: int, seeds: Sequence[int] | N
     offsets = [seed - number for seed, number in zip(seeds, numbers, strict=True)]
     # Seeds below the protocol's count from 0 instead; an index cannot be negative.
     base = LIBERO_SEED if min(offsets) >= LIBERO_SEED else 0
-    if min(offsets) < 0 or max(offsets) - base > _LAST_STREAM:
+    if min(offsets) < 0 or max(offsets) - base > LAST_SEED:
         raise InvalidCall(
-            f"LIBERO's episode number n needs a seed from n to {_LAST_STREAM} + n, found seeds "
+            f"LIBERO's episode number n needs a seed from n to {LAST_SEED} + n, found seeds "
             f"{list(seeds)} for numbers {list(numbers)}"
         )
     indices = [

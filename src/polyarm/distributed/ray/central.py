@@ -37,7 +37,7 @@ class _Question:
 
 
 class PolicyServer:
-    """The actor; its coroutines are called by nodes, those without a node by the evaluation.
+    """The policy's actor. Nodes call what takes a ``node``, the evaluation calls the rest.
 
     Args:
         chunk: Actions per decision of the built-in policies.

@@ -96,7 +96,7 @@ class EvalNode:
         return self._own_player
 
     def pid(self) -> int:
-        """Of the actor."""
+        """Process id of this actor."""
         return os.getpid()
 
     def examine(self, groups: Sequence[Group]) -> Facts:

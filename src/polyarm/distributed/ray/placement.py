@@ -97,7 +97,7 @@ def place(
 
     Args:
         node: Which.
-        num_envs: Envs that are wanted; None for two per core.
+        num_envs: Envs that are wanted; None for two per core, at least four.
         env_nbytes: What one more env takes, if it is known, else 0.
         policy: Whether a policy that may use a GPU runs there, too.
         frames: Whether frames are rendered there.

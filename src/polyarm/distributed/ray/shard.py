@@ -80,7 +80,7 @@ class EnvNode:
         }
 
     def reset(self, seed: Any, options: dict[str, Any]) -> Answer:
-        """As of the vector env."""
+        """Reset this node's slots."""
         following, self._following = self._following, {}
         if seed is None and not {"episodes", "start"} & options.keys():
             seed = following.pop("seeds", None)
@@ -91,11 +91,11 @@ class EnvNode:
         return Answer(obs, zeros, no, no, info, self._envs.episodes)
 
     def step(self, actions: Any) -> Answer:
-        """As of the vector env."""
+        """Step this node's slots."""
         return Answer(*self._envs.step(actions), self._envs.episodes)
 
     def step_chunk(self, actions: Any) -> Answer:
-        """As of the vector env."""
+        """Step this node's slots by a chunk."""
         return Answer(*self._envs.step_chunk(actions), self._envs.episodes)
 
     def ask(self, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ class Score:
     mean_return: float | None
 
 
-class Examination:
+class HeldOutEvaluation:
     """Envs of their own that stay alive between evaluations; use it as a context manager.
 
     Args:
@@ -100,7 +100,7 @@ class Examination:
         if self._evaluator is not None:
             self._evaluator.close()
 
-    def __enter__(self) -> Examination:
+    def __enter__(self) -> HeldOutEvaluation:
         return self
 
     def __exit__(self, *_: object) -> None:
