@@ -10,10 +10,12 @@ import launching
 import pytest
 
 import polyarm
+from polyarm import registry
 from polyarm.report.results import Results
 
 torch = pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
 
+MT10 = registry.load("metaworld").sets()["mt10"]
 TASKS = "metaworld/reach-v3,metaworld/drawer-open-v3,metaworld/button-press-v3"
 
 
@@ -38,6 +40,16 @@ def test_a_benchmark_of_two_ranks_prints_one_table(tmp_path):
     assert together["envs_per_rank"] == [one["options"]["num_envs"] for one in together["ranks"]]
     assert together["env_steps"] == sum(one["env_steps"] for one in together["ranks"]) >= 5 * 40
     assert together["errors"] == 0
+
+
+def test_a_benchmark_of_two_ranks_plays_all_tasks_of_a_set(tmp_path):
+    words = ["bench", "--task", "metaworld/mt10", "--num-envs-total", "10", "--max-steps", "2"]
+    with launching.torchrun(2, *words, "--json", folder=tmp_path) as launcher:
+        code, out, err = launcher.end()
+    assert code == 0, err
+    played = [[one["task"] for one in rank["provenance"]] for rank in json.loads(out)["ranks"]]
+    assert len(played[0]) == len(played[1]) == 5
+    assert set(played[0] + played[1]) == {f"metaworld/{task}" for task in MT10}
 
 
 def test_an_evaluation_of_two_ranks_has_the_results_of_a_single_process(tmp_path):

@@ -17,6 +17,7 @@ from polyarm.distributed.ranks import Share
 from polyarm.errors import InvalidCall
 from polyarm.rollout.filming import Film, plan_film
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
+from polyarm.vector.make import TaskLike, expand_tasks
 
 POS_NOISE_STD = 0.01
 """Metres; what the hand's random walk is where the user gives nothing."""
@@ -32,6 +33,8 @@ class Plan:
     Attributes:
         options: With this rank's number of envs.
         share: Of the envs of all ranks.
+        tasks: One for each env of this rank.
+        all_tasks: How many there are, for all ranks.
         settings: Options of the suites.
         poses: How actions are poses; None where they are none, and uniform.
         film: What is filmed, if anything is.
@@ -39,6 +42,8 @@ class Plan:
 
     options: BenchOptions
     share: Share
+    tasks: Sequence[TaskLike]
+    all_tasks: int
     settings: Mapping[str, Any]
     poses: PoseActions | None
     film: Film | None
@@ -97,7 +102,8 @@ def make_plan(options: BenchOptions) -> Plan:
             settings["max_steps"] = min(horizon, options.max_steps)
         film = _film(options, built, share)
     options = replace(options, num_envs=share.num_envs)
-    return Plan(options, share, settings, _poses(options, built), film)
+    tasks, poses = expand_tasks(options.tasks), _poses(options, built)
+    return Plan(options, share, share.deal(tasks), len(tasks), settings, poses, film)
 
 
 def _check(options: BenchOptions) -> None:

@@ -150,7 +150,7 @@ def run_plan(
     options = plan.options
     free_vram = _free_vram(options)
     began = time.perf_counter()
-    with make_vec(options.tasks, **plan.make_arguments()) as envs:
+    with make_vec(plan.tasks, **plan.make_arguments()) as envs:
         obs, _ = envs.reset()
         run = _Run(envs, plan, obs, startup_s=time.perf_counter() - began)
         if (left := _free_vram(options)) is not None and free_vram is not None:

@@ -134,6 +134,9 @@ def _announcement(plan: Plan) -> str:
     options, world = plan.options, plan.share.rank.world
     ranks = f"{world} ranks, {sum(plan.share.envs_per_rank)} envs" if world > 1 else ""
     envs = ranks or f"{options.num_envs} envs"
+    played = sum(plan.share.envs_per_rank)
+    if played < plan.all_tasks:
+        envs += f" (so {played} of its {plan.all_tasks} tasks)"
     frames = "no frames"
     if options.renders:
         height, width = options.image_size

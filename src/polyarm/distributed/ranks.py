@@ -6,13 +6,15 @@ import os
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from polyarm.display.rank import RENDER_GPU, local_rank
 from polyarm.distributed import slurm
 from polyarm.errors import InvalidCall
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+T = TypeVar("T")
 
 
 class Shared(Protocol):
@@ -104,6 +106,10 @@ class Share:
     def before(self) -> int:
         """Envs of the ranks before this one."""
         return sum(self.envs_per_rank[: self.rank.number])
+
+    def deal(self, tasks: Sequence[T]) -> list[T]:
+        """What each env of this rank plays, where tasks are dealt to those of all ranks in turn."""
+        return [tasks[(self.before + env) % len(tasks)] for env in range(self.num_envs)]
 
 
 def envs_per_rank(options: Shared, world: int) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class LiveEnvs:
         needed = {key.name for key in missing}
         pairs = zip(group.tasks, group.specs, strict=True)
         self._envs[group] = env = make_vec(
-            [task for task, spec in pairs if spec.name in needed],
+            [task for task, spec in pairs if spec.name in needed][:wanted],
             num_envs=wanted,
             num_workers=options.num_workers,
             cameras=self._cameras(group),

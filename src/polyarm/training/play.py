@@ -18,7 +18,7 @@ from polyarm.errors import InvalidCall, PolicyError
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
 from polyarm.training.options import TrainOptions
 from polyarm.training.spaces import Acts, Leaves, Sight
-from polyarm.vector.make import make_vec
+from polyarm.vector.make import TaskLike, expand_tasks, make_vec
 from polyarm.vector.tensors import import_torch
 
 Array = NDArray[Any]
@@ -87,7 +87,7 @@ class Play:
         settings, poses = training_settings(options)
         self._options, self._share = options, share
         self.envs = make_vec(
-            options.tasks,
+            share.deal(all_tasks(options, share)),
             num_envs=share.num_envs,
             num_workers=options.num_workers,
             cameras=options.cameras,
@@ -270,6 +270,23 @@ class Play:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def all_tasks(options: TrainOptions, share: Share) -> list[TaskLike]:
+    """What the envs of all ranks play.
+
+    Raises:
+        UnknownName: A suite or task does not exist.
+        InvalidCall: There are more tasks than envs, so some would never be played.
+    """
+    tasks, num_envs = expand_tasks(options.tasks), sum(share.envs_per_rank)
+    if len(tasks) > num_envs:
+        raise InvalidCall(
+            f"{options.task} has {len(tasks)} tasks, and {num_envs} envs can play {num_envs} of"
+            f" them: give --num-envs or --num-envs-total so that there are {len(tasks)} or more, or"
+            f" name fewer tasks"
+        )
+    return tasks
 
 
 def training_settings(options: TrainOptions) -> tuple[dict[str, Any], bool]:

@@ -26,7 +26,7 @@ from polyarm.training.devices import chosen_device, require_gpus_apart, threads
 from polyarm.training.held_out import HeldOutEvaluation
 from polyarm.training.logbook import Logbook
 from polyarm.training.options import TrainOptions
-from polyarm.training.play import Play
+from polyarm.training.play import Play, all_tasks, training_settings
 from polyarm.training.policy import TrainedPolicy, meaning_of
 from polyarm.training.ppo import Learner, Update
 from polyarm.vector.tensors import import_torch, is_gpu
@@ -109,6 +109,7 @@ def train(
     if options.fresh and (why := why_not_anew(alone=share.rank.world == 1)) is not None:
         raise InvalidCall(why)
     import_torch()
+    all_tasks(options, share), training_settings(options)  # what they name must be there
     with ExitStack() as stack:
         # First of all: a rank that ends from now on is noticed by the others at once.
         group = stack.enter_context(process_group(share.rank, lambda: stop.asked))

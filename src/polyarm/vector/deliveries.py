@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +14,7 @@ from polyarm.vector.engine import Engine
 from polyarm.vector.infos import delivered_name, learn_schema, merge_info
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import SlotSettings
+from polyarm.vector.user_warnings import warn_user
 
 Slots = NDArray[np.intp]
 
@@ -118,7 +117,7 @@ class InfoAssembler:
         if new := {(warning, name) for name in names} - self._named:
             self._named |= new
             named = sorted((name for _, name in new), key=str)
-            warnings.warn(warning.format(named), UserWarning, stacklevel=_users_frame())
+            warn_user(warning.format(named))
 
     def _learn(self, slot: int, letter: Mapping[str, Any], *, reset: bool) -> None:
         if self._learning and "info" in letter:
@@ -149,13 +148,3 @@ def widen(infos: dict[str, Any], slots: Slots, num_envs: int) -> dict[str, Any]:
             wide[key] = np.full((num_envs, *value.shape[1:]), absent, value.dtype)
             wide[key][slots] = value
     return wide
-
-
-def _users_frame() -> int:
-    """The stack level, seen from the caller, of the code that called polyarm."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("polyarm."):
-        frame = frame.f_back
-        level += 1
-    return level

@@ -26,6 +26,7 @@ from polyarm.vector.env import VectorEnv
 from polyarm.vector.episodes import check_default_seed
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.settings import Autoreset, Frames, Infos, SlotSettings
+from polyarm.vector.user_warnings import warn_user
 from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workers import WorkerEngine
 from polyarm.vector.workerstate import WorkerOptions
@@ -179,6 +180,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
 def _plans(arguments: Mapping[str, Any]) -> list[SlotPlan]:
     """What each slot is to hold; the slots of one task share its spec, which may be large."""
     tasks, num_envs = expand_tasks(arguments["tasks"]), arguments["num_envs"]
+    tell_left_out(tasks, num_envs)
     specs: dict[str | int, EnvSpec] = {}
     plans = []
     for slot in range(num_envs):
@@ -271,6 +273,17 @@ def expand_tasks(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
     if not expanded:
         raise InvalidCall("no tasks were given")
     return expanded
+
+
+def tell_left_out(tasks: Sequence[TaskLike], num_envs: int) -> None:
+    """Warn of tasks that no slot plays."""
+    left_out = tasks[num_envs:]
+    if left_out:
+        more = " …" if len(left_out) > 3 else ""
+        warn_user(
+            f"{num_envs} slots play {num_envs} of {len(tasks)} tasks; none is left for"
+            f" {', '.join(map(str, left_out[:3]))}{more}"
+        )
 
 
 def _is_name(task: Any) -> TypeGuard[str]:

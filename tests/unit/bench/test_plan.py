@@ -132,3 +132,8 @@ def test_the_first_env_is_filmed_or_all_of_them(num_workers, tmp_path):
     assert len(every.videos) == every.episodes == 6
     assert all(Path(video).stat().st_size for video in every.videos)
     assert every.frames == every.calls * 3
+
+
+def test_what_is_played_of_a_set_that_has_more_tasks_than_there_are_envs():
+    plan = make_plan(toy(task="toy/count-3,toy/count-10,toy/count-50", num_envs=2))
+    assert (list(plan.tasks), plan.all_tasks) == (["toy/count-3", "toy/count-10"], 3)

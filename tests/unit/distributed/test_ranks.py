@@ -160,3 +160,17 @@ def test_gpus_that_are_hidden_are_refused(visible, message):
     with pytest.raises(InvalidCall, match=message):
         separate_gpus("1-2", None, environment)
     assert environment == {"CUDA_VISIBLE_DEVICES": visible}
+
+
+@pytest.mark.parametrize("shares", [(5, 5), (4, 3, 3), (10,), (1,) * 10])
+def test_tasks_are_dealt_to_the_envs_of_all_ranks_together(shares):
+    """Every rank began with the first: two ranks of five envs each played one half of mt10."""
+    tasks = [f"task-{place}" for place in range(10)]
+    ranks = [Share(Rank(number, len(shares)), shares) for number in range(len(shares))]
+    assert [task for rank in ranks for task in rank.deal(tasks)] == tasks
+    assert all(len(rank.deal(tasks)) == rank.num_envs for rank in ranks)
+
+
+def test_few_tasks_are_dealt_to_many_envs_in_turn():
+    ranks = [Share(Rank(number, 2), (3, 2)) for number in range(2)]
+    assert [rank.deal("ab") for rank in ranks] == [["a", "b", "a"], ["b", "a"]]

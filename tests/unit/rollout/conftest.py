@@ -26,8 +26,8 @@ def play() -> Callable[..., dict[EpisodeKey, Any]]:
 
     def play(policy, keys, *, num_envs=4, num_workers=0, tasks=TASKS, options=None, **env_options):
         with make_vec(
-            list(tasks), num_envs=num_envs, num_workers=num_workers, autoreset="disabled",
-            max_restarts=1000, **env_options,
+            list(tasks)[:num_envs], num_envs=num_envs, num_workers=num_workers,
+            autoreset="disabled", max_restarts=1000, **env_options,
         ) as env:  # fmt: skip
             acting = policy(env.single_action_space) if isinstance(policy, type) else policy
             runner = Runner(env, acting, Schedule(keys), options or RunnerOptions())

@@ -525,3 +525,12 @@ def test_without_pytorch_the_command_that_installs_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"pip install 'polyarm\[torch\]'"):
         train(toy())
+
+
+def test_more_tasks_than_envs_are_refused_before_anything_is_made(tmp_path):
+    tasks = "toy/count-3,toy/count-10,toy/count-50"
+    with pytest.raises(InvalidCall, match="has 3 tasks, and 2 envs can play 2 of them"):
+        run.train(toy(task=tasks, num_envs=2, out=str(tmp_path / "run")))
+    with pytest.raises(UnknownName, match="no-such"):
+        run.train(toy(task="toy/no-such", out=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()

@@ -156,3 +156,13 @@ def test_a_default_seed_that_cannot_be_is_refused(refuse, tasks):
 
 def test_a_seed_of_a_suite_is_refused_before_anything_is_started(refuse):
     assert f"found {2**31}" in refuse(InvalidCall, "toy/count-3", seed=2**31)
+
+
+def test_tasks_that_no_slot_plays_are_named():
+    tasks = ["toy/count-3", "toy/count-10", "toy/count-50"]
+    with pytest.warns(UserWarning, match="1 slots play 1 of 3 tasks; none is left for") as caught:
+        env = make_vec(tasks, num_envs=1, num_workers=0)
+    env.close()
+    assert env.tasks == ("toy/count-3",)
+    assert str(caught[0].message).endswith("for toy/count-10, toy/count-50")
+    assert caught[0].filename == __file__, "it points at the caller's line"

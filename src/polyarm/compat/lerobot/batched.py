@@ -151,7 +151,7 @@ def _play(batch: Sequence[Job], evaluation: Evaluation, film: Film | None) -> Pl
     options = {**plan.options, **evaluation.episodes(plan.suite).options}
     played: Played = {}
     with make_vec(
-        list(tasks),
+        list(tasks)[:num_envs],
         num_envs=num_envs,
         cameras=plan.frames or (film.cameras if film else ()),
         image_size=plan.image_size,

@@ -23,7 +23,7 @@ from polyarm.distributed.ray.placement import (
 from polyarm.distributed.ray.shard import EnvNode, Shard
 from polyarm.errors import BuildError, InvalidCall, WorkerError
 from polyarm.vector.episodes import check_default_seed
-from polyarm.vector.make import expand_tasks, specify
+from polyarm.vector.make import expand_tasks, specify, tell_left_out
 
 _log = logging.getLogger("polyarm")
 
@@ -53,6 +53,7 @@ class Builder:
         del self._arguments["suite_options"]
         self._num_envs: int = arguments["num_envs"]
         self._tasks = expand_tasks(arguments["tasks"])
+        tell_left_out(self._tasks, self._num_envs)
         cameras = () if arguments["frames"] == "none" else arguments["cameras"]
         self._renders = bool(cameras)
         specs = [
