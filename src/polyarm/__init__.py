@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Task,
     )
     from polyarm.errors import (
+        BrokenSuite,
         BuildError,
         ClosedEnv,
         DisplayError,
@@ -64,6 +65,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "BrokenSuite",
     "BuildError",
     "ClosedEnv",
     "DisplayError",

@@ -5,6 +5,7 @@
     PolyarmError
     ├── UnknownName (ValueError)          a suite, task, camera, option … that does not exist
     ├── MissingExtra (ImportError)        an optional dependency is not installed
+    ├── BrokenSuite (RuntimeError)        what a plug-in announces is no suite, or cannot be loaded
     ├── UnsupportedSpace (TypeError)      a space that has no fixed layout
     ├── InvalidAction (ValueError)        NaN, wrong shape or dtype, out of range; nothing was sent
     ├── InvalidObservation (ValueError)   an env's observation does not fit its own space
@@ -81,6 +82,10 @@ class UnknownName(PolyarmError, ValueError):
 
 class MissingExtra(PolyarmError, ImportError):
     """An optional dependency is missing; the message holds the command that installs it."""
+
+
+class BrokenSuite(PolyarmError, RuntimeError):
+    """A suite that a plug-in announces cannot be loaded, or is none; names plug-in and reason."""
 
 
 class UnsupportedSpace(PolyarmError, TypeError):

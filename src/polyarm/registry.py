@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from polyarm.contracts import EnvSpec, Suite
-from polyarm.errors import MissingExtra, PolyarmError, UnknownName
+from polyarm.errors import BrokenSuite, MissingExtra, PolyarmError, UnknownName
 
 GROUP = "polyarm.suites"
 """Entry point group in which other distributions announce their suites."""
@@ -44,11 +44,16 @@ def locate(name: str) -> str:
 
     Raises:
         UnknownName: There is no such suite.
+        BrokenSuite: What is announced is no location.
     """
     # Built-in names come first: scanning entry points takes tens of milliseconds.
     location = _BUILT_IN.get(name) or _UNLISTED.get(name) or _announced().get(name)
     if location is None:
         raise UnknownName("suite", name, suite_names())
+    if ":" not in location:
+        raise BrokenSuite(
+            f"the entry point {name!r} announces {location!r}, expected 'module:attribute'"
+        )
     return location
 
 
@@ -59,23 +64,59 @@ def load(name: str) -> Suite:
     Raises:
         UnknownName: There is no such suite.
         MissingExtra: The suite's module, or something it imports, is not installed.
+        BrokenSuite: It cannot be loaded, or is no suite of this name.
     """
-    if ":" not in name:
-        return load(locate(name))
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise MissingExtra(
-            f"the suite at {name!r} cannot be imported: {error}. "
-            f"Install what provides {error.name or module_name!r}."
-        ) from error
-    suite = getattr(module, attribute, None)
-    if suite is None:
+    if ":" in name:
+        return _load_from(name)
+    location = locate(name)
+    suite = load(location)
+    if suite.name != name:
+        raise BrokenSuite(
+            f"the entry point {name!r} announces {location!r}, a suite that calls itself"
+            f" {suite.name!r}; its tasks could not be found by either name"
+        )
+    return suite
+
+
+def _load_from(location: str) -> Suite:
+    module_name, _, attribute = location.partition(":")
+    with _told(location, "imported"):
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise MissingExtra(
+                f"the suite at {location!r} cannot be imported: {error}. "
+                f"Install what provides {error.name or module_name!r}."
+            ) from error
+    found = getattr(module, attribute, None)
+    if found is None:
         names = [other for other in vars(module) if not other.startswith("_")]
         raise UnknownName(f"suite attribute of {module_name}", attribute, names)
-    instance: Suite = suite() if isinstance(suite, type) else suite
-    return instance
+    with _told(location, "made"):
+        suite: Suite = found() if isinstance(found, type) else found
+    if lacking := [member for member in _members() if not hasattr(suite, member)]:
+        raise BrokenSuite(
+            f"the suite at {location!r} lacks {', '.join(lacking)}; see polyarm.contracts.Suite"
+        )
+    return suite
+
+
+@contextlib.contextmanager
+def _told(location: str, what: str) -> Iterator[None]:
+    """Name the suite whose code raises."""
+    try:
+        yield
+    except PolyarmError:
+        raise
+    except Exception as error:
+        raise BrokenSuite(
+            f"the suite at {location!r} cannot be {what}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _members() -> list[str]:
+    methods = [name for name, value in vars(Suite).items() if callable(value)]
+    return [*Suite.__annotations__, *(name for name in methods if not name.startswith("_"))]
 
 
 def resolve(name: str) -> list[tuple[str, str]]:
@@ -95,7 +136,7 @@ def resolve(name: str) -> list[tuple[str, str]]:
         known = [f"{suite}/<task>" for suite in suite_names()]
         hint, meant = "A task's name starts with its suite's.", [] if slash else _found(name)
         raise UnknownName("task", name, known, hint, meant)
-    suite = load(locate(suite_name))
+    suite = load(suite_name)
     members = suite.sets().get(task)
     if members is not None:
         return [(suite_name, member) for member in members]
@@ -110,7 +151,8 @@ def _found(task: str) -> list[str]:
     """Full names of tasks and sets that go by this name in any suite."""
     names = []
     for suite_name in [] if ":" in task else suite_names():
-        with contextlib.suppress(PolyarmError):  # it cannot be imported, or has no such task
+        # It has no such task, or is broken, which is not what is asked here.
+        with contextlib.suppress(Exception):
             suite = load(suite_name)
             if task not in suite.sets():
                 suite.check(EnvSpec(suite=suite_name, task=task))
@@ -124,7 +166,7 @@ def defaults(suite: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         ``episodes`` per task and ``image_size`` of frames.
     """
-    own = getattr(load(locate(suite)), "defaults", None)
+    own = getattr(load(suite), "defaults", None)
     return {"episodes": 10, "image_size": (256, 256), **(own(options) if own else {})}
 
 

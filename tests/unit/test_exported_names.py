@@ -11,6 +11,7 @@ from polyarm import errors
 
 PUBLIC = {
     "Batch",
+    "BrokenSuite",
     "BuildError",
     "ClosedEnv",
     "DisplayError",

@@ -6,12 +6,41 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
 
 from polyarm import registry
-from polyarm.errors import MissingExtra, UnknownName
+from polyarm.cli import suites
+from polyarm.errors import BrokenSuite, MissingExtra, UnknownName
 from polyarm.suites.gymnasium import CallableSuite, GymnasiumSuite
+from polyarm.testing.toy_suite import ToySuite
+
+
+class Toy(ToySuite):
+    """A suite of a plug-in; each of the others is wrong in its own way."""
+
+    name = "whole"
+
+
+class Unlisted(Toy):
+    name = "unlisted"
+
+    def tasks(self):
+        return None
+
+
+def raising() -> None:
+    raise ValueError("no such luck")
+
+
+PLUG_IN = SimpleNamespace(
+    whole=Toy(),
+    renamed=Toy(),
+    unlisted=Unlisted(),
+    incomplete=SimpleNamespace(name="incomplete", fork="never", episodic=True),
+    unmade=type("Unmade", (Toy,), {"__init__": lambda self: raising()}),
+)
 
 
 @pytest.fixture
@@ -19,11 +48,15 @@ def plug_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = [
         EntryPoint("plugged", "polyarm.suites.gymnasium:GymnasiumSuite", registry.GROUP),
         EntryPoint("broken", "no_such_module:Suite", registry.GROUP),
+        EntryPoint("nowhere", "toy_plug_in", registry.GROUP),
+        *(EntryPoint(name, f"toy_plug_in:{name}", registry.GROUP) for name in vars(PLUG_IN)),
     ]
+    monkeypatch.setitem(sys.modules, "toy_plug_in", PLUG_IN)
     monkeypatch.setattr(registry, "entry_points", lambda group: points)
     registry._announced.cache_clear()
     yield
     registry._announced.cache_clear()
+    registry.load.cache_clear()
 
 
 def test_built_in_suites_are_known_without_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +136,37 @@ def test_importing_the_registry_imports_no_suite_and_no_simulator() -> None:
         "assert not found, found\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("plug_in")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "announces 'toy_plug_in', expected 'module:attribute'"),
+        ("renamed", "a suite that calls itself 'whole'"),
+        ("incomplete", "lacks tasks, sets, check"),
+        ("unmade", "cannot be made: ValueError: no such luck"),
+    ],
+)
+def test_a_broken_plug_in_is_named_with_the_reason(name: str, said: str) -> None:
+    with pytest.raises(BrokenSuite, match=said):
+        registry.load(name)
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_a_plug_in_that_cannot_be_imported_for_any_reason_is_named(monkeypatch, tmp_path) -> None:
+    (tmp_path / "misspelt_plug_in.py").write_text("def")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BrokenSuite, match="'misspelt_plug_in:Suite' cannot be imported: SyntaxErr"):
+        registry.load("misspelt_plug_in:Suite")
+
+
+@pytest.mark.usefixtures("plug_in")
+def test_broken_plug_ins_spoil_no_other_suite(capsys) -> None:
+    assert suites.run(None) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    for name in ("broken", "nowhere", "renamed", "incomplete", "unmade", "unlisted"):
+        assert "cannot be used" in rows[name]
+    assert "cannot be used" not in rows["metaworld"] + rows["whole"] + rows["gym"]
+    with pytest.raises(UnknownName, match="did you mean 'metaworld/reach-v3'"):
+        registry.resolve("reach-v3")

@@ -159,7 +159,7 @@ def run(options: SetupOptions) -> int:
     """Set the suite up, or check it; returns the exit code."""
     from polyarm import registry
 
-    suite = registry.load(registry.locate(options.suite))
+    suite = registry.load(options.suite)
     out, errors = console.console(stderr=False), console.console(stderr=True)
     if options.check:
         with shown_progress(errors) as progress:

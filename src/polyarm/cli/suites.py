@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.markup import escape
 
@@ -11,7 +9,7 @@ from polyarm import display as displays
 from polyarm import registry
 from polyarm.cli import console
 from polyarm.contracts import Requirement, Suite, Task
-from polyarm.errors import DisplayError, MissingExtra
+from polyarm.errors import DisplayError, PolyarmError
 
 
 def run(name: str | None) -> int:
@@ -20,7 +18,7 @@ def run(name: str | None) -> int:
     if name is None:
         _print_suites(out)
     else:
-        _print_tasks(registry.load(registry.locate(name)), out)
+        _print_tasks(registry.load(name), out)
     return 0
 
 
@@ -29,19 +27,27 @@ def _print_suites(out: Console) -> None:
     table.columns[1].justify = "right"
     for name in registry.suite_names():
         try:
-            suite = registry.load(registry.locate(name))
-        except MissingExtra as error:
-            table.add_row(name, "–", "[red]cannot be imported[/red]", escape(str(error)))
-            continue
-        tasks, needs = str(len(suite.tasks())), suite.requirements()
-        if not needs:
-            table.add_row(name, tasks, "nothing", "")
-        for place, need in enumerate(needs):
-            first = place == 0
-            table.add_row(name if first else "", tasks if first else "", *_need(need))
+            rows = _rows(registry.load(name))
+        except Exception as error:  # noqa: BLE001  a plug-in's fault; the other suites are listed
+            said = (
+                str(error)
+                if isinstance(error, PolyarmError)
+                else f"{type(error).__name__}: {error}"
+            )
+            rows = [("–", "[red]cannot be used[/red]", escape(said))]
+        for place, row in enumerate(rows):
+            table.add_row(name if place == 0 else "", *row)
     table.add_row("", "", *_need(_display()))
     out.print(table)
     out.print("\npolyarm suites <suite> lists its tasks.", markup=False)
+
+
+def _rows(suite: Suite) -> list[tuple[str, str, str]]:
+    """How many tasks there are, and what they need."""
+    tasks, needs = str(len(suite.tasks())), suite.requirements()
+    if not needs:
+        return [(tasks, "nothing", "")]
+    return [(tasks if place == 0 else "", *_need(need)) for place, need in enumerate(needs)]
 
 
 def _display() -> Requirement:
@@ -53,7 +59,7 @@ def _display() -> Requirement:
     return Requirement("a display, for frames", found, "")
 
 
-def _need(need: Requirement) -> Sequence[str]:
+def _need(need: Requirement) -> tuple[str, str]:
     if need.found is None:
         return f"[red]{escape(need.name)}: missing[/red]", escape(need.fix)
     return f"{escape(need.name)}: [green]{escape(need.found)}[/green]", ""

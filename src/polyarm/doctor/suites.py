@@ -8,7 +8,7 @@ from polyarm import registry
 from polyarm.contracts import Requirement
 from polyarm.doctor.case import Case
 from polyarm.doctor.findings import Finding, listed
-from polyarm.errors import MissingExtra
+from polyarm.errors import PolyarmError
 
 _COMMANDS = ("pip ", "polyarm ")
 
@@ -30,8 +30,8 @@ def check(case: Case) -> Iterator[Finding]:
 
 def _requirements(name: str) -> Iterator[Finding]:
     try:
-        needs = registry.load(registry.locate(name)).requirements()
-    except MissingExtra as error:
+        needs = registry.load(name).requirements()
+    except PolyarmError as error:
         yield Finding(name, "broken", str(error), "install what its message names")
         return
     there = [_found(need) for need in needs if need.found is not None]

@@ -330,7 +330,7 @@ def specify(
     if image_size is None:
         image_size = registry.defaults(suite, options)["image_size"]
     spec = EnvSpec(suite, name, camera_names(cameras), frame_size(image_size), options)
-    checked = registry.load(registry.locate(spec.suite)).check(spec)
+    checked = registry.load(spec.suite).check(spec)
     _refuse_misspelt(checked, options)
     return checked
 
@@ -341,7 +341,7 @@ def _refuse_misspelt(spec: EnvSpec, options: Iterable[str]) -> None:
     Raises:
         UnknownName: For one of which the suite does not know that it has a meaning.
     """
-    takes = getattr(registry.load(registry.locate(spec.suite)), "takes", None)
+    takes = getattr(registry.load(spec.suite), "takes", None)
     if takes is None:
         return
     own = [name for name in inspect.signature(make_vec).parameters if len(name) >= _LONG]

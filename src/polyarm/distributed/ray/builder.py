@@ -61,7 +61,7 @@ class Builder:
             for task in self._tasks
         ]
         self._env_nbytes = env_nbytes(specs)
-        episodic = all(registry.load(registry.locate(spec.suite)).episodic for spec in specs)
+        episodic = all(registry.load(spec.suite).episodic for spec in specs)
         check_default_seed(arguments["seed"], self._num_envs, episodic=episodic)
         self.cluster = Cluster(where)  # last: what cannot be built needs none
         self.shards: list[Shard] = []
