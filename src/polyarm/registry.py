@@ -94,9 +94,9 @@ def _load_from(location: str) -> Suite:
         raise UnknownName(f"suite attribute of {module_name}", attribute, names)
     with _told(location, "made"):
         suite: Suite = found() if isinstance(found, type) else found
-    if lacking := [member for member in _members() if not hasattr(suite, member)]:
+    if missing := lacking(suite):
         raise BrokenSuite(
-            f"the suite at {location!r} lacks {', '.join(lacking)}; see polyarm.contracts.Suite"
+            f"the suite at {location!r} lacks {', '.join(missing)}; see polyarm.contracts.Suite"
         )
     return suite
 
@@ -114,9 +114,11 @@ def _told(location: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _members() -> list[str]:
+def lacking(suite: Any) -> list[str]:
+    """What a suite must have and this one has not."""
     methods = [name for name, value in vars(Suite).items() if callable(value)]
-    return [*Suite.__annotations__, *(name for name in methods if not name.startswith("_"))]
+    members = [*Suite.__annotations__, *(name for name in methods if not name.startswith("_"))]
+    return [member for member in members if not hasattr(suite, member)]
 
 
 def resolve(name: str) -> list[tuple[str, str]]:

@@ -198,7 +198,8 @@ def test_a_reset_restores_all_that_an_episode_changed(task: str, glowing: list[b
 
 
 def test_it_keeps_every_promise_of_a_suite() -> None:
-    check_suite(SUITE, task="libero_object/2", cameras=("agentview",), steps=3)
+    # A seed moves fixtures, and this task has none.
+    check_suite(SUITE, task="libero_object/2", cameras=("agentview",), steps=3, varied=False)
 
 
 def test_all_cameras_are_in_every_kind_of_scene() -> None:

@@ -306,7 +306,8 @@ class EnvSuite(ToySuite):
     env_class = CountingEnv
 
     def make(self, spec):
-        return self.env_class(length=30, cameras=spec.cameras, image_size=spec.image_size)
+        length = int(spec.task.partition("-")[2])
+        return self.env_class(length=length, cameras=spec.cameras, image_size=spec.image_size)
 
     def attach_display(self, env):
         pass
@@ -347,6 +348,69 @@ class DoubleEnv(CountingEnv):
         return {key: value * np.float64(1) for key, value in super()._observe().items()}
 
 
+class EndlessEnv(CountingEnv):
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, False, False, info
+
+
+class ShortSightedEnv(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options={"episode": options["episode"] % 2**32})
+
+
+class OneEpisodeEnv(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options={"episode": 0})
+
+
+class SmallSeedEnv(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        np.random.RandomState(options["episode"])
+        return super().reset(seed=seed, options=options)
+
+
+class ImpatientEnv(CountingEnv):
+    def __init__(self, **options):
+        super().__init__(**{**options, "length": 7})
+
+
+class OldEnv(CountingEnv):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class FirstOnlyEnv(CountingEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0]
+
+
+class WorthlessEnv(CountingEnv):
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float("nan"), *rest
+
+
+class RaisingEnv(CountingEnv):
+    def step(self, action):
+        raise ZeroDivisionError("no such luck")
+
+
+def changed(**members):
+    """A toy suite with other members."""
+    return type("ChangedSuite", (ToySuite,), {**members, "__module__": __name__})()
+
+
+def strict(self, spec):
+    if spec.task not in ("count-3", "count-10", "count-50"):
+        raise KeyError(spec.task)
+    return ToySuite.check(self, spec)
+
+
+def with_arrays(self, spec):
+    return replace(ToySuite.describe(self, spec), provenance={"gains": np.zeros(2)})
+
+
 def suite_of(env):
     return type(f"{env.__name__}Suite", (EnvSuite,), {"env_class": env, "__module__": __name__})()
 
@@ -366,19 +430,57 @@ def suite_of(env):
         (suite_of(StaleEnv), "terminal_frame\\(\\) is not the frame"),
         (suite_of(DoubleEnv), "dtype float64"),
         (suite_of(BareEnv), "lacks"),
+        (suite_of(EndlessEnv), "goes on after max_steps=50"),
+        (suite_of(ImpatientEnv), "max_steps is 7, and tasks\\(\\) says 50"),
+        (suite_of(ShortSightedEnv), "episodes 3 and 4294967299 are the same"),
+        (suite_of(OneEpisodeEnv), "episodes 3 and 5 are the same"),
+        (suite_of(SmallSeedEnv), "'episode': 4294967299.* raised ValueError"),
+        (suite_of(OldEnv), "step\\(\\) returned 4 values, expected \\(observation, reward"),
+        (suite_of(FirstOnlyEnv), "reset\\(\\) returned a dict, expected \\(observation, info"),
+        (suite_of(WorthlessEnv), "the reward of step 1 is nan"),
+        (suite_of(RaisingEnv), "step 1 raised ZeroDivisionError: no such luck"),
+        (changed(episodic=property()), "lacks episodic"),
+        (changed(tasks=lambda self: ["count-3"]), "expected polyarm.Task"),
+        (changed(tasks=lambda self: None), "tasks\\(\\) gives a NoneType"),
+        (changed(sets=lambda self: None), "sets\\(\\) gives a NoneType"),
+        (changed(sets=lambda self: {"count-3": ("count-10",)}), "both a set and a task"),
+        (changed(requirements=lambda self: None), "requirements\\(\\) gives None"),
+        (changed(check=lambda self, spec: None), "it returns the completed EnvSpec"),
+        (changed(check=strict), "unknown task, which should be an UnknownName, raised KeyError"),
+        (changed(describe=lambda self, spec: ()), "expected a polyarm.EnvDescription"),
+        (changed(describe=with_arrays), "the provenance cannot be written as JSON"),
+        (changed(make=lambda self, spec: None), "make\\(\\) gives None"),
+        (changed(make=lambda self, spec: 1 / 0), "make\\(\\) raised ZeroDivisionError"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_the_kit_rejects_a_suite_that_breaks_a_promise(suite, complaint, monkeypatch):
     monkeypatch.setattr("polyarm.testing.suite_checks._check_light", lambda *_: None)
     with pytest.raises(AssertionError, match=complaint):
-        check_suite(suite, cameras=("front",))
+        check_suite(suite, task="count-50", cameras=("front",))
 
 
 def test_the_kit_rejects_a_suite_that_imports_a_simulator_in_the_trainer(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco", ctypes)  # undone after the test
     with pytest.raises(AssertionError, match="must not import mujoco"):
         check_suite(HeavySuite())
+
+
+def test_the_kit_plays_an_announced_suite_in_a_worker_too(monkeypatch):
+    monkeypatch.setattr(CountingEnv, "step", upset)
+    with pytest.raises(AssertionError, match="the env behaves differently in a worker"):
+        check_suite(ToySuite(), task="count-10")
+
+
+def upset(self, action, step=CountingEnv.step):
+    """Steps of this process alone: workers import the env as it is."""
+    obs, reward, *rest = step(self, action)
+    return obs, reward + 1, *rest
+
+
+def test_a_task_that_is_always_the_same_may_say_so(monkeypatch):
+    monkeypatch.setattr("polyarm.testing.suite_checks._check_light", lambda *_: None)
+    check_suite(suite_of(OneEpisodeEnv), varied=False)
 
 
 def test_the_kit_checks_plain_gymnasium_envs_by_their_seeds():

@@ -29,12 +29,8 @@ def _print_suites(out: Console) -> None:
         try:
             rows = _rows(registry.load(name))
         except Exception as error:  # noqa: BLE001  a plug-in's fault; the other suites are listed
-            said = (
-                str(error)
-                if isinstance(error, PolyarmError)
-                else f"{type(error).__name__}: {error}"
-            )
-            rows = [("–", "[red]cannot be used[/red]", escape(said))]
+            kind = "" if isinstance(error, PolyarmError) else f"{type(error).__name__}: "
+            rows = [("–", "[red]cannot be used[/red]", escape(f"{kind}{error}"))]
         for place, row in enumerate(rows):
             table.add_row(name if place == 0 else "", *row)
     table.add_row("", "", *_need(_display()))

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EpisodeKey, Policy, PolicyOutput, stack_leaves, to_host
+from polyarm.testing.promises import doing
 
 Array = NDArray[Any]
 Decision = dict[str, Array]
@@ -64,11 +65,13 @@ def check_policy(
     else:
         stage.play([0])
     if hasattr(policy, "end"):
-        policy.end(keys)
+        with doing("end()"):
+            policy.end(keys)
         _assert_equal(whole, stage.play(everyone), "begun again after end()")
 
 
 def _check_attributes(policy: Policy) -> None:
+    assert not isinstance(policy, type), f"check_policy needs a policy, not the class {policy!r}"
     for name in ("act", "begin"):
         assert callable(getattr(policy, name, None)), f"the policy has no method {name}()"
     for name in ("row_independent", "needs_frames"):
@@ -111,7 +114,8 @@ class _Stage:
 
     def play(self, rows: Sequence[int]) -> dict[EpisodeKey, list[Decision]]:
         """Begin these episodes and decide a few times on all of them."""
-        self.policy.begin([self.keys[row] for row in rows])
+        with doing("begin()"):
+            self.policy.begin([self.keys[row] for row in rows])
         generators = {row: self.keys[row].generator() for row in rows}
         steps = dict.fromkeys(rows, 0)
         played: dict[EpisodeKey, list[Decision]] = {self.keys[row]: [] for row in rows}
@@ -139,7 +143,9 @@ class _Stage:
             np.array([steps[row] for row in rows], np.int64),
             tuple(generators[row] for row in rows),
         )
-        decisions = _decisions(self.policy.act(batch), len(rows), self._space)
+        with doing(f"act() of a batch of {len(rows)}"):
+            output = self.policy.act(batch)
+        decisions = _decisions(output, len(rows), self._space)
         assert _flat(batch.obs) == _flat(obs), "act() wrote into the observations"
         return decisions
 
@@ -159,7 +165,8 @@ def _decisions(output: Any, rows: int, space: gymnasium.Space[Any]) -> list[Deci
     extras: Mapping[str, Any] = {}
     if isinstance(output, PolicyOutput):
         output, extras = output.actions, output.extras
-    returned = actions = np.array(to_host(output))
+    with doing(f"making an array of the {type(output).__name__} that act() returned"):
+        returned = actions = np.array(to_host(output))
     tail = space.shape or ()
     if actions.ndim == len(tail) + 1:
         actions = actions[:, np.newaxis]

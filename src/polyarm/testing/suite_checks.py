@@ -7,6 +7,7 @@ which promise was broken and what was found.
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import re
 import subprocess
@@ -20,9 +21,19 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from polyarm.contracts import EnvDescription, EnvSpec, ForkMode, Suite, SuiteEnv, Task
-from polyarm.errors import UnknownName
-from polyarm.testing.trajectories import check_episodes, check_seeds
+from polyarm import registry
+from polyarm.contracts import (
+    EnvDescription,
+    EnvSpec,
+    ForkMode,
+    Requirement,
+    Suite,
+    SuiteEnv,
+    Task,
+)
+from polyarm.errors import PolyarmError, UnknownName
+from polyarm.testing.promises import doing
+from polyarm.testing.trajectories import check_episodes, check_in_worker, check_seeds
 
 SIMULATORS = (
     "coppeliasim", "dm_control", "genesis", "glfw", "isaacgym", "libero", "maniskill", "metaworld",
@@ -33,7 +44,7 @@ SIMULATORS = (
 _NOT_A_NAME = "no-such-name"
 
 
-def check_suite(
+def check_suite(  # noqa: PLR0913  the whole kit, keyword-only
     suite: Suite,
     *,
     task: str | None = None,
@@ -41,10 +52,12 @@ def check_suite(
     options: Mapping[str, Any] | None = None,
     steps: int = 20,
     plain: bool = False,
+    varied: bool = True,
 ) -> None:
-    """Check that ``suite`` keeps every promise of `polyarm.contracts.Suite`.
+    """Check that ``suite`` keeps the promises of `polyarm.contracts.Suite`.
 
-    Builds the env twice in this process and runs a handful of episodes of random actions.
+    Builds the env twice in this process and runs a handful of episodes of random actions. A suite
+    that is announced by an entry point is also played by the engine, in a worker.
 
     Args:
         suite: The suite.
@@ -54,20 +67,26 @@ def check_suite(
         steps: Env steps to take in each episode.
         plain: The suite hands over other people's Gymnasium envs as they are, with any
             observation space, seeds instead of episode indices and whatever options they take.
+        varied: Whether episodes of other indices and seeds differ; False for a task that is always
+            the same, or whose seeds change nothing that is seen at once.
 
     Raises:
         AssertionError: With the first promise that was found broken.
     """
+    lacking = registry.lacking(suite)
+    assert not lacking, f"the suite lacks {', '.join(lacking)}; see polyarm.contracts.Suite"
     tasks = _check_names(suite)
+    _check_requirements(suite)
     task = task or tasks[0].name.partition("/")[2]
-    asked = EnvSpec(suite.name, task, tuple(cameras), (64, 64), options or {})
+    asked = EnvSpec(suite.name, task, tuple(cameras), (64, 64), dict(options or {}))
     _check_light(suite, asked)
     spec = _check_specs(suite, asked, tasks)
     _check_rejected(suite, "task", replace(spec, task=_NOT_A_NAME))
     _check_rejected(suite, "camera", replace(spec, cameras=(*spec.cameras, _NOT_A_NAME)))
     if not plain:
         _check_rejected(suite, "option", spec.with_options(**{_NOT_A_NAME: 1}))
-    suite.preload(spec)
+    with doing("preload()"):
+        suite.preload(spec)
     with contextlib.ExitStack() as envs:
         first = envs.enter_context(_built(suite, spec))
 
@@ -77,10 +96,15 @@ def check_suite(
             return envs.enter_context(_built(suite, spec))
 
         if not plain:
-            _check_suite_env(spec, first)
+            listed = [each.max_steps for each in tasks if each.name == spec.name and not options]
+            _check_suite_env(spec, first, listed)
         _check_description(suite, spec, first)
-        check = check_seeds if plain else check_episodes
-        check(first, make_second, steps)
+        if plain:
+            check_seeds(first, make_second, steps)
+            return
+        reference = check_episodes(first, make_second, steps, varied=varied)
+    if _is_announced(suite):
+        check_in_worker(spec, reference)
 
 
 def _check_names(suite: Suite) -> Sequence[Task]:
@@ -90,8 +114,12 @@ def _check_names(suite: Suite) -> Sequence[Task]:
     assert suite.fork in get_args(ForkMode), (
         f"fork must be one of {get_args(ForkMode)}: {suite.fork!r}"
     )
-    tasks = suite.tasks()
+    with doing("tasks()"):
+        tasks: Any = suite.tasks()
+    assert isinstance(tasks, Sequence), f"tasks() gives a {type(tasks).__name__}, not a list"
     assert tasks, "tasks() lists no task"
+    strangers = [task for task in tasks if not isinstance(task, Task)]
+    assert not strangers, f"tasks() gives {strangers[0]!r}, expected polyarm.Task"
     names = [task.name for task in tasks]
     assert len(set(names)) == len(names), f"tasks() repeats {_repeated(names)}"
     for task in tasks:
@@ -101,10 +129,21 @@ def _check_names(suite: Suite) -> Sequence[Task]:
         assert task.max_steps is None or task.max_steps > 0, (
             f"task {task.name!r} has max_steps {task.max_steps}"
         )
-    for set_name, members in suite.sets().items():
+    with doing("sets()"):
+        sets = suite.sets()
+    assert isinstance(sets, Mapping), f"sets() gives a {type(sets).__name__}, not a mapping"
+    for set_name, members in sets.items():
+        assert f"{suite.name}/{set_name}" not in names, f"{set_name!r} is both a set and a task"
         unknown = [member for member in members if f"{suite.name}/{member}" not in names]
         assert not unknown, f"set {set_name!r} has members that tasks() does not list: {unknown}"
     return tasks
+
+
+def _check_requirements(suite: Suite) -> None:
+    with doing("requirements()"):
+        needs: Any = suite.requirements()
+    right = isinstance(needs, Sequence) and all(isinstance(need, Requirement) for need in needs)
+    assert right, f"requirements() gives {needs!r}, expected a list of polyarm.Requirement"
 
 
 def _check_light(suite: Suite, asked: EnvSpec) -> None:
@@ -144,31 +183,48 @@ sys.stdout.write(" ".join(name for name in simulators if name in sys.modules))
 
 
 def _check_specs(suite: Suite, asked: EnvSpec, tasks: Sequence[Task]) -> EnvSpec:
-    spec = suite.check(asked)
+    given = dict(asked.options)
+    with doing(f"check() of {asked}"):
+        spec = suite.check(asked)
+    assert isinstance(spec, EnvSpec), f"check() gives {spec!r}; it returns the completed EnvSpec"
+    assert dict(asked.options) == given, "check() writes into the options that it is given"
     kept = (asked.suite, asked.task, asked.cameras, asked.image_size)
     assert (spec.suite, spec.task, spec.cameras, spec.image_size) == kept, (
         f"check() may only fill in options; it made {spec} of {asked}"
     )
     changed = [key for key, value in asked.options.items() if spec.options.get(key) != value]
     assert not changed, f"check() changed the options {changed} that were given"
-    assert suite.check(spec) == spec, "check() changes a spec that it has already completed"
-    assert pickle.loads(pickle.dumps(spec)) == spec, "the spec does not survive pickling"
+    with doing("check() of the spec that it has completed"):
+        assert suite.check(spec) == spec, "check() changes a spec that it has already completed"
+    with doing("pickling the spec"):
+        assert pickle.loads(pickle.dumps(spec)) == spec, "the spec does not survive pickling"
     for task in tasks:
-        suite.check(EnvSpec(suite.name, task.name.partition("/")[2]))
+        with doing(f"check() of the listed task {task.name}"):
+            suite.check(EnvSpec(suite.name, task.name.partition("/")[2]))
     return spec
 
 
 def _check_rejected(suite: Suite, kind: str, spec: EnvSpec) -> None:
-    with contextlib.suppress(UnknownName):
-        suite.check(spec)
-        raise AssertionError(f"check() accepts an unknown {kind}; it should raise UnknownName")
+    with doing(f"check() of an unknown {kind}, which should be an UnknownName,"):
+        try:
+            suite.check(spec)
+        except UnknownName:
+            return
+    raise AssertionError(f"check() accepts an unknown {kind}; it should raise UnknownName")
 
 
-def _check_suite_env(spec: EnvSpec, env: gymnasium.Env[Any, Any]) -> None:
+def _check_suite_env(
+    spec: EnvSpec, env: gymnasium.Env[Any, Any], listed: Sequence[int | None]
+) -> None:
     assert isinstance(env, SuiteEnv), (
         f"{type(env).__name__} lacks {_missing(env)}; see polyarm.contracts.SuiteEnv"
     )
-    assert env.max_steps > 0, f"max_steps is {env.max_steps}"
+    horizon: Any = env.max_steps
+    whole = isinstance(horizon, int) and horizon > 0
+    assert whole, f"max_steps is {horizon!r}, expected an int above 0"
+    assert all(steps in (None, horizon) for steps in listed), (
+        f"the env's max_steps is {horizon}, and tasks() says {listed[0]}"
+    )
     space = env.observation_space
     assert isinstance(space, spaces.Dict), f"the observation space must be a Dict: {space}"
     nested = [key for key, part in space.items() if isinstance(part, spaces.Dict | spaces.Tuple)]
@@ -182,24 +238,35 @@ def _check_suite_env(spec: EnvSpec, env: gymnasium.Env[Any, Any]) -> None:
 
 
 def _check_description(suite: Suite, spec: EnvSpec, env: gymnasium.Env[Any, Any]) -> None:
-    description = suite.describe(spec)
+    with doing("describe()"):
+        description = suite.describe(spec)
     if description is None:
         return
-    assert isinstance(description, EnvDescription)
+    assert isinstance(description, EnvDescription), (
+        f"describe() gives {description!r}, expected a polyarm.EnvDescription or None"
+    )
+    try:
+        json.dumps(dict(description.provenance), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f"the provenance cannot be written as JSON: {error}") from error
     for kind in ("observation_space", "action_space"):
-        described, built = getattr(description, kind), getattr(env, kind)
+        described, built = getattr(description, kind), getattr(env, kind, None)
         assert described == built, f"describe() gives {kind} {described}, the env has {built}"
 
 
 @contextlib.contextmanager
 def _built(suite: Suite, spec: EnvSpec) -> Iterator[gymnasium.Env[Any, Any]]:
-    env = suite.make(spec)
+    with doing("make()"):
+        env = suite.make(spec)
+    assert isinstance(env, gymnasium.Env), f"make() gives {env!r}, expected a gymnasium.Env"
     try:
         if spec.cameras:
-            suite.attach_display(env)
+            with doing("attach_display()"):
+                suite.attach_display(env)
         yield env
     finally:
-        env.close()
+        with doing("close()"):
+            env.close()
 
 
 @contextlib.contextmanager
@@ -212,6 +279,14 @@ def _pickled_by_value(module: Any) -> Iterator[None]:
         yield
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_announced(suite: Suite) -> bool:
+    """Whether a worker finds this suite by its name."""
+    try:
+        return type(registry.load(suite.name)) is type(suite)
+    except PolyarmError:
+        return False
 
 
 def _repeated(names: Sequence[str]) -> list[str]:

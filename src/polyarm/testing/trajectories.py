@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from polyarm.contracts import FRAME_KEYS
+from polyarm.contracts import FRAME_KEYS, STREAM, EnvSpec
+from polyarm.testing.promises import doing
+
+EPISODE = 3
+"""The episode that is played over and over."""
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
+_NEAR = 200
+"""Episodes of so many steps are played to their end."""
 
 Frames = Callable[[int], bool]
 """Whether the observation of a step (0: the reset) shall carry frames."""
@@ -34,24 +42,91 @@ class Trajectory:
 
 
 def check_episodes(
-    first: gymnasium.Env[Any, Any], make_second: Callable[[], gymnasium.Env[Any, Any]], steps: int
-) -> None:
-    """Check that episodes depend on their index alone, and frames on nothing but the step."""
-    reference = run_episode(first, 3, steps)
+    first: gymnasium.Env[Any, Any],
+    make_second: Callable[[], gymnasium.Env[Any, Any]],
+    steps: int,
+    *,
+    varied: bool,
+) -> Trajectory:
+    """Check that episodes depend on their index alone, and frames on nothing but the step.
+
+    Returns:
+        Episode `EPISODE`.
+    """
+    reference = run_episode(first, EPISODE, steps)
     run_episode(first, 5, steps)
-    assert_equal(reference, run_episode(first, 3, steps), "an episode depends on those before it")
+    again = run_episode(first, EPISODE, steps)
+    assert_equal(reference, again, "an episode depends on those before it")
+    far = run_episode(first, EPISODE + STREAM, steps, actions=EPISODE)
+    if varied:
+        near = run_episode(first, 5, steps, actions=EPISODE)
+        for index, found in ((5, near), (EPISODE + STREAM, far)):
+            assert not same_bits(reference, found), (
+                f"episodes {EPISODE} and {index} are the same, with the same actions: every bit of"
+                f" options['episode'] (an int64) chooses the episode. If that is as it should be,"
+                f" say varied=False"
+            )
+    _check_horizon(first)
     second = make_second()
     run_episode(second, 8, 1)
-    again = run_episode(second, 3, steps)
+    again = run_episode(second, EPISODE, steps)
     assert_equal(reference, again, "two envs made from one spec behave differently")
-    rare = run_episode(second, 3, steps, lambda step: step % 4 == 0)
+    rare = run_episode(second, EPISODE, steps, lambda step: step % 4 == 0)
     assert_equal(reference, rare, "turning frames off changes the episode")
-    never = run_episode(second, 3, steps, lambda step: False)
+    never = run_episode(second, EPISODE, steps, lambda step: False)
     assert_equal(reference, never, "turning frames off changes the episode")
     _check_terminal(reference, never)
     if hasattr(second, "bind"):
-        bound = run_bound(second, 3, steps)
+        bound = run_bound(second, EPISODE, steps)
         assert_equal(reference, bound, "bind() changes the episode")
+    return reference
+
+
+def check_in_worker(spec: EnvSpec, reference: Trajectory) -> None:
+    """Check that `EPISODE` is the same when the engine plays it in a worker, frames aside."""
+    from polyarm.vector.make import make_vec
+
+    with (
+        doing("playing the env in a worker"),
+        make_vec(
+            spec.name,
+            num_envs=1,
+            cameras=spec.cameras,
+            image_size=spec.image_size,
+            autoreset="disabled",
+            max_restarts=0,
+            **spec.options,
+        ) as envs,
+    ):
+        space = envs.single_action_space
+        space.seed(EPISODE)
+        obs, _ = envs.reset(options={"episodes": [EPISODE]})
+        found = Trajectory([_numbers(obs)])
+        for _ in reference.results:
+            empty: Any = create_empty_array(space, 1)
+            actions = concatenate(space, [space.sample()], empty)
+            obs, rewards, terminated, truncated, info = envs.step(actions)
+            if "error" in info:
+                raise AssertionError(f"in a worker, the env fails: {info['error'][0]}")
+            found.observations.append(_numbers(obs))
+            ends = bool(terminated[0]), bool(truncated[0])
+            found.results.append((float(rewards[0]), *ends, bool(info["is_success"][0])))
+    assert_equal(reference, found, "the env behaves differently in a worker")
+
+
+def _numbers(obs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What is no frame, of the only slot: frames may be drawn by another renderer."""
+    return {key: value[0].copy() for key, value in obs.items() if not key.startswith(FRAME_KEYS)}
+
+
+def _check_horizon(env: gymnasium.Env[Any, Any]) -> None:
+    """Play an episode to its end, if that is near."""
+    horizon: int = env.max_steps  # type: ignore[attr-defined]
+    if horizon <= _NEAR:
+        made = run_episode(env, EPISODE, horizon)
+        assert any(made.results[-1][1:3]), (
+            f"an episode goes on after max_steps={horizon} steps; it ends there by truncation"
+        )
 
 
 def check_seeds(
@@ -84,30 +159,57 @@ def run_seed(env: gymnasium.Env[Any, Any], seed: int, steps: int) -> list[Any]:
 
 
 def run_episode(
-    env: gymnasium.Env[Any, Any], episode: int, steps: int, frames: Frames = lambda step: True
+    env: gymnasium.Env[Any, Any],
+    episode: int,
+    steps: int,
+    frames: Frames = lambda step: True,
+    *,
+    actions: int | None = None,
 ) -> Trajectory:
-    """Run up to ``steps`` steps of an episode; the actions depend on its index alone."""
+    """Run up to ``steps`` steps of an episode; its index, or ``actions``, fixes the actions."""
     suite_env: Any = env
     trajectory = Trajectory()
-    env.action_space.seed(episode)
+    env.action_space.seed(episode % STREAM if actions is None else actions)
     suite_env.frames_enabled = frames(0)
-    obs, info = env.reset(options={"episode": episode})
+    with doing(f"reset(options={{'episode': {episode}}})"):
+        begun: Any = env.reset(options={"episode": episode})
+    _require_values("reset()", begun, ("observation", "info"))
+    obs, info = begun
     assert isinstance(info, dict), f"reset() returned {type(info).__name__} as info"
     _record(trajectory, env, obs, frames=frames(0))
     for step in range(1, steps + 1):
         suite_env.frames_enabled = frames(step)
-        obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        with doing(f"step {step}"):
+            made: Any = env.step(env.action_space.sample())
+        _require_values("step()", made, _STEP)
+        obs, reward, terminated, truncated, info = made
+        assert isinstance(info, dict), f"step() returned {type(info).__name__} as info"
         _record(trajectory, env, obs, frames=frames(step))
         success = info.get("is_success")
         assert isinstance(success, bool | np.bool_), (
             f"info['is_success'] must be a bool at every step; at step {step} it is {success!r}"
         )
+        assert np.ndim(reward) == 0 and isinstance(reward, SupportsFloat), (
+            f"the reward of step {step} is {reward!r}, expected a number"
+        )
+        assert np.isfinite(float(reward)), f"the reward of step {step} is {reward}"
         result = (float(reward), bool(terminated), bool(truncated), bool(success))
         trajectory.results.append(result)
         if terminated or truncated:
             break
-    trajectory.terminal = suite_env.terminal_frame()
+    with doing("terminal_frame()"):
+        trajectory.terminal = suite_env.terminal_frame()
+    assert trajectory.terminal is None or isinstance(trajectory.terminal, Mapping), (
+        f"terminal_frame() returned a {type(trajectory.terminal).__name__}, expected None or frames"
+        f" by name"
+    )
     return trajectory
+
+
+def _require_values(what: str, found: Any, expected: Sequence[str]) -> None:
+    values = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
+    right = isinstance(found, tuple) and len(found) == len(expected)
+    assert right, f"{what} returned {values}, expected ({', '.join(expected)})"
 
 
 def run_bound(env: gymnasium.Env[Any, Any], episode: int, steps: int) -> Trajectory:
@@ -121,6 +223,15 @@ def run_bound(env: gymnasium.Env[Any, Any], episode: int, steps: int) -> Traject
     strangers = [key for key in buffers if obs[key] is not buffers[key]]
     assert not strangers, f"after bind() the observation does not return the buffers {strangers}"
     return run_episode(env, episode, steps)
+
+
+def same_bits(left: Trajectory, right: Trajectory) -> bool:
+    """Whether two episodes cannot be told apart."""
+    try:
+        assert_equal(left, right, "")
+    except AssertionError:
+        return False
+    return True
 
 
 def assert_equal(expected: Trajectory, found: Trajectory, broken: str) -> None:
@@ -144,6 +255,7 @@ def _record(
     *,
     frames: bool,
 ) -> None:
+    assert isinstance(obs, Mapping), f"the observation is a {type(obs).__name__}, not a dict"
     space: Any = env.observation_space
     wanted = {key for key in space if frames or not key.startswith(FRAME_KEYS)}
     step = len(trajectory.observations)

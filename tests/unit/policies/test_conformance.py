@@ -190,7 +190,7 @@ def test_one_episode_is_not_enough_to_check_with():
 
 
 def test_toys_that_go_wrong_are_found_out():
-    with pytest.raises(RuntimeError, match="raises at decision 2"):
+    with pytest.raises(AssertionError, match="raised RuntimeError: the policy raises at"):
         check_policy(RaisingPolicy(after=2), BOX)
     with pytest.raises(AssertionError, match="returned nan in row 4"):
         check_policy(NanPolicy(), BOX)
@@ -236,3 +236,14 @@ def test_the_hanging_policy_hangs_until_it_is_released(make_batch):
     policy.release.set()
     thread.join(10)
     assert found[0].shape == (1, 1, 2)
+
+
+def test_what_a_policy_raises_is_told_with_the_call_that_raised_it():
+    with pytest.raises(AssertionError, match="begin\\(\\) raised KeyError"):
+        check_policy(Remembering(lambda counts, episodes: counts["no-such"]), BOX)
+    with pytest.raises(AssertionError, match="act\\(\\) of a batch of 5 raised ZeroDivisionError"):
+        check_policy(Scripted(lambda zeros, _: 1 / 0), BOX)
+    with pytest.raises(AssertionError, match="an array of the tuple that act\\(\\) returned"):
+        check_policy(Scripted(lambda zeros, _: (zeros, zeros[0])), BOX)
+    with pytest.raises(AssertionError, match="needs a policy, not the class"):
+        check_policy(Scripted, BOX)
