@@ -14,7 +14,7 @@ from polyarm.bench.actions import Actions, PoseNoise, RandomActions
 from polyarm.bench.options import BenchOptions
 from polyarm.contracts import EnvSpec, PoseActions
 from polyarm.distributed.ranks import Share
-from polyarm.errors import InvalidCall
+from polyarm.errors import InvalidCall, StorageError
 from polyarm.rollout.filming import Film, plan_film
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
 from polyarm.vector.make import TaskLike, expand_tasks
@@ -131,11 +131,17 @@ def _poses(options: BenchOptions, built: Sequence[EnvSpec]) -> PoseActions | Non
 
 
 def _film(options: BenchOptions, built: Sequence[EnvSpec], share: Share) -> Film:
-    return plan_film(
+    folder = Path(share.rank.folder(options.output_dir or FOLDER))
+    film = plan_film(
         built,
         options.cameras,
-        Path(share.rank.folder(options.output_dir or FOLDER)),
+        folder,
         None if options.video_all else (0,),
         fps=options.fps,
         stride=options.video_stride,
     )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"no videos can be written into {folder}: {error.strerror}") from error
+    return film

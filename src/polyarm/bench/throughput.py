@@ -17,6 +17,7 @@ from polyarm.bench.options import BenchOptions
 from polyarm.bench.plan import Plan, make_plan
 from polyarm.bench.profile import CallClock, TimingSplit
 from polyarm.bench.tally import Tally
+from polyarm.report.encoding import plain
 from polyarm.vector import host
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.fitting import free_graphics_memory, renders_on_gpu
@@ -112,8 +113,9 @@ class BenchResult:
     profile: TimingSplit | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return asdict(self)
+        """Plain values, ready for JSON, which has no NaN: that is the text ``"nan"``."""
+        data: dict[str, Any] = plain(asdict(self))
+        return data
 
 
 def run_bench(
@@ -268,7 +270,7 @@ def _free_vram(options: BenchOptions) -> int | None:
 
 def _distinct(provenance: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     seen: list[Mapping[str, Any]] = []
-    for entry in provenance:
+    for entry in map(plain, provenance):  # an array in it could not be compared
         if entry and entry not in seen:
             seen.append(entry)
     return tuple(seen)

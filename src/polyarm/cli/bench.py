@@ -193,6 +193,8 @@ def _rows(result: BenchResult) -> list[tuple[str, str, str]]:
 
 
 def _filmed(result: BenchResult) -> str:
+    if not result.videos and result.errors:
+        return "no filmed episode has ended well; the errors say why"
     if not result.videos:
         return "no filmed episode has ended; give more --max-steps"
     return str(Path(os.path.commonpath([Path(name).parent for name in result.videos])))

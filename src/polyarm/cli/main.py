@@ -8,6 +8,8 @@ output has gone. What a subcommand needs is imported when it runs.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import faulthandler
 import os
 import sys
@@ -34,8 +36,12 @@ from polyarm.cli.signals import signals_come_too_late
 from polyarm.distributed.ranks import mark
 from polyarm.errors import PolyarmError
 from polyarm.training.options import TrainOptions
+from polyarm.vector import process
 
 T = TypeVar("T")
+
+_OF_STREAMS = (errno.ENOSPC, errno.EIO, errno.EBADF)
+"""What writing to a terminal, a pipe or a file that somebody has given us may fail with."""
 
 _DESCRIPTION = """Hundreds of simulated robot arms at once, headless, behind one block of memory.
 
@@ -266,7 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: By default those of this process, which ends with the command.
     """
-    if arguments is None and sys.stderr is not None:
+    _open_streams()
+    if arguments is None:
         faulthandler.enable()  # should a library crash, the stack is told
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
@@ -278,12 +285,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("polyarm: interrupted", file=sys.stderr)
         status = INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes once more at its end; that must find an open file.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_what_fails()
         status = NOBODY_READS
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_STREAMS:
+            raise
+        with contextlib.suppress(OSError):
+            print(f"polyarm: the output cannot be written: {error.strerror}", file=sys.stderr)
+        _silence_what_fails()
+        status = FAILED
     if arguments is None:
         signals_come_too_late()
     sys.exit(status)
+
+
+def _open_streams() -> None:
+    """Have streams that are closed lead nowhere, instead of failing at the first word."""
+    process.occupy_standard_streams()
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
+def _silence_what_fails() -> None:
+    """The interpreter flushes once more at its end; that must find a file that takes it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:

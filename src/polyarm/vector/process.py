@@ -73,6 +73,18 @@ def close_all_but(keep: Iterable[int]) -> None:
                 os.close(fd)
 
 
+def occupy_standard_streams() -> None:
+    """Open what is closed of the first three descriptors, or another file would take its place.
+
+    What C libraries write to stderr would then go into the shared block.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+
+
 def be_expendable() -> None:
     """No core dumps, and the first to go when the host runs out of memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from polyarm.errors import HostLimit, SlotError, WorkerError
-from polyarm.vector import host
+from polyarm.vector import host, process
 from polyarm.vector.board import Board, Command, Op, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.interrupts import HandlersWait
@@ -73,6 +73,7 @@ class WorkerEngine:
         smallest = min(options.step_timeout_s, options.reset_timeout_s, options.build_timeout_s)
         self._check_every_s = min(max(smallest / 8, 0.005), 0.5)
         self._checked_at = 0.0
+        process.occupy_standard_streams()
         self.block = Block()
         self.mail = Mail()
         self._completions = Completions()

@@ -9,7 +9,7 @@ from polyarm.bench.actions import PoseNoise, RandomActions
 from polyarm.bench.options import BenchOptions
 from polyarm.bench.plan import make_plan
 from polyarm.bench.throughput import run_bench
-from polyarm.errors import InvalidCall, UnknownName
+from polyarm.errors import InvalidCall, StorageError, UnknownName
 from polyarm.testing.toy_suite import ToySuite
 
 BOX = spaces.Box(-1, 1, (8,))
@@ -137,3 +137,11 @@ def test_the_first_env_is_filmed_or_all_of_them(num_workers, tmp_path):
 def test_what_is_played_of_a_set_that_has_more_tasks_than_there_are_envs():
     plan = make_plan(toy(task="toy/count-3,toy/count-10,toy/count-50", num_envs=2))
     assert (list(plan.tasks), plan.all_tasks) == (["toy/count-3", "toy/count-10"], 3)
+
+
+def test_a_folder_for_videos_that_cannot_be_made_is_refused_before_the_run(tmp_path):
+    pytest.importorskip("av", reason="pip install 'polyarm[video]'")
+    (tmp_path / "file").touch()
+    for name in ("file", "file/below", "/proc/no-such"):
+        with pytest.raises(StorageError, match="no videos can be written into"):
+            make_plan(toy(output_dir=str(tmp_path / name)))

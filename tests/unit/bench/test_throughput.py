@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from polyarm import make_vec
 from polyarm.bench.profile import CallClock
 from polyarm.bench.throughput import BenchOptions, run_bench
 from polyarm.errors import InvalidCall, UnknownName
-from polyarm.testing import SlowEnv
+from polyarm.testing import CountingEnv, SlowEnv
+from polyarm.testing.toy_suite import ToySuite
 
 ENGINES = pytest.mark.parametrize("num_workers", [0, 2, None], ids=["serial", "shared", "full"])
 WORKER_PARTS = ("sim", "frames", "obs", "video", "toggle", "other")
@@ -208,3 +210,25 @@ def children(pid):
 
 def name_of(pid):
     return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def test_what_json_lacks_in_rewards_and_provenance_does_not_cost_the_result(monkeypatch):
+    plain = ToySuite.describe
+
+    def describe(self, spec):
+        described = plain(self, spec)
+        odd = {"gains": np.zeros(2), "gain": np.float32(0.5), "file": Path("a")}
+        return replace(described, provenance={**described.provenance, **odd})
+
+    monkeypatch.setattr(ToySuite, "describe", describe)
+    monkeypatch.setattr(CountingEnv, "step", worthless)
+    done = run_bench(BenchOptions(task="toy/count-3", num_envs=2, num_workers=0, max_steps=6))
+    data = json.loads(json.dumps(done.to_dict(), allow_nan=False))
+    assert data["average_return"] == "nan"
+    assert data["provenance"][0]["gain"] == 0.5
+    assert len(data["provenance"]) == 1
+
+
+def worthless(self, action, step=CountingEnv.step):
+    obs, _, *rest = step(self, action)
+    return obs, float("nan"), *rest

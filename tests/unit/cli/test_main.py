@@ -199,10 +199,29 @@ def test_a_crash_in_a_library_shows_where_it_was(tmp_path):
     assert re.search(r'Fatal Python error: Aborted(?s:.*)crash.py", line 4 in env', done.stderr)
 
 
-def test_a_command_needs_no_stderr():
-    command = f"{sys.executable} -m polyarm --version 2>&-"
+TINY = "bench --task toy/count-3 --num-envs 2 --max-steps 3"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["--version", "bench --help", TINY, f"{TINY} --json"])
+def test_a_command_needs_no_streams(words, closed):
+    """What the engine opens first once got the number of stderr: workers died in their build."""
+    command = f"{sys.executable} -m polyarm {words} {closed}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"polyarm {__version__}\n")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert bool(done.stdout) is (">&-" not in closed.split())
+
+
+@pytest.mark.parametrize("words", ["--version", "bench --help", TINY, "suites"])
+@pytest.mark.parametrize("full", ["stdout", "stderr", "both"])
+def test_output_that_cannot_be_written_is_told_in_one_sentence(words, full):
+    streams = {"stdout": ">/dev/full", "stderr": "2>/dev/full", "both": ">/dev/full 2>/dev/full"}
+    command = f"{sys.executable} -m polyarm {words} {streams[full]}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == (0 if full == "stderr" and words != TINY else 2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("the output cannot be written: No space") == (full == "stdout")
 
 
 def test_suites_lists_what_there_is_and_what_it_needs(capsys):
