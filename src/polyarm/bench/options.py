@@ -27,7 +27,7 @@ class BenchOptions(NamesTasks):
         image_size: Height and width of each frame in pixels.
         no_rgb: Deliver no frames and film nothing, whatever the cameras.
         fast: Preset for top speed: no frames, no videos, no copies; arm_mode ik and idle_fps 0
-            where a suite has them. What contradicts it is an error.
+            where a suite has them; these, or copy_obs, given otherwise are an error.
         copy_obs: Return independent copies of the observations instead of views of the block.
         arm_mode: How actions move the arm: ik, planning, joint_velocity …, for suites with a
             choice (rlbench).

@@ -109,7 +109,8 @@ def make_plan(options: BenchOptions) -> Plan:
 def _check(options: BenchOptions) -> None:
     if not options.tasks:
         raise InvalidCall("no task was given; `polyarm suites` lists the suites and their tasks")
-    for name in ("max_steps", "action_chunk"):
+    counted = ("num_envs",) if options.num_envs_total is None else ()
+    for name in (*counted, "max_steps", "action_chunk"):
         if (found := getattr(options, name)) < 1:
             raise InvalidCall(f"{name} must be at least 1, found {found}")
     std = options.pos_noise_std

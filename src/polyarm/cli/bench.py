@@ -23,6 +23,7 @@ from polyarm.bench.plan import Plan, make_plan
 from polyarm.bench.throughput import BenchOptions, BenchResult, Progress, TimingSplit, run_plan
 from polyarm.cli import console, ranks
 from polyarm.cli.exits import INTERRUPTED
+from polyarm.distributed.ranks import mark
 from polyarm.distributed.torchrun import process_group
 
 _LINE_EVERY_S = 0.5
@@ -31,6 +32,7 @@ _LINE_EVERY_S = 0.5
 def run(options: BenchOptions) -> int:
     """Run the benchmark and show it; returns the exit code."""
     errors = console.console(stderr=True)
+    console.log_to(errors, mark())
     plan = make_plan(options)
     ranks.announce(plan.share, plan.options, errors)
     with process_group(plan.share.rank) as group:
@@ -74,16 +76,17 @@ def _shown(errors: Console, *, silent: bool) -> AbstractContextManager[Callable[
     """What is called after every call of the env."""
     if silent:
         return nullcontext(lambda _: None)
-    return _line(errors) if errors.is_terminal else _lines(errors)
+    redrawn = errors.is_terminal and not errors.is_dumb_terminal
+    return _line(errors) if redrawn else _lines(errors)
 
 
 @contextmanager
 def _line(errors: Console) -> Iterator[Callable[[Progress], None]]:
     """One line on a terminal, redrawn in place."""
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(compact=True),
+        SpinnerColumn(table_column=Column(min_width=1)),
+        TextColumn("{task.percentage:>3.0f}%", table_column=Column(min_width=4)),
+        TimeRemainingColumn(compact=True, table_column=Column(min_width=5)),
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
     )
     with Live(*columns, console=errors, transient=True) as live:

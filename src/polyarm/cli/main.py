@@ -64,7 +64,8 @@ examples:
 POLYARM_DEBUG=1 shows the traceback of an error."""
 
 _OLD_FLAGS = """\
-Flags of earlier RLBench runners are understood (--task_class OpenDrawer, --steps, --copy_obs 0 …):
+Underscores in flags are dashes. Flags of earlier RLBench runners are understood
+(--task_class OpenDrawer, --steps, --copy_obs 0 …; without a task they run rlbench/open_drawer):
 docs/coming-from-rlbench-scripts.md."""
 
 _BENCH = "Step many envs with random actions and measure throughput, latency, start-up and memory."

@@ -25,8 +25,11 @@ OLD = {
 }  # fmt: skip
 """Flags of the old runners as they were written, and how many words follow each."""
 
-ONLY_OLD = {flag for flag in OLD if "_" in flag} | {"--mode", "--steps"}
-"""Those that are no flags of polyarm in this spelling."""
+TELLING = {
+    "--mode", "--steps", "--task_class", "--render_backend",
+    "--arm_mode", "--robot_setup", "--idle_fps", "--pos_noise_std",
+}  # fmt: skip
+"""Those that nobody writes who does not mean RLBench; the others are polyarm's, too."""
 
 RENAMED = {
     "--task-class": "--task",
@@ -79,7 +82,8 @@ def translate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     - Underscores in a flag's name become dashes.
     - ``--mode debug`` chooses the command, whichever one it was given to.
     - ``--task OpenDrawer`` means ``rlbench/OpenDrawer``, rendered as the old runners did: by two
-      cameras, unless cameras are named or frames are turned off. So do old flags without a task.
+      cameras, unless cameras are named or frames are turned off. So do `TELLING` flags without a
+      task.
     - ``--copy_obs 0`` or ``1`` is the flag ``--copy-obs``, absent or present.
     - An old flag that means nothing to the command is left out.
 
@@ -134,7 +138,7 @@ def _command(command: str, flags: Sequence[Flag]) -> str:
 
 def _with_task(flags: list[Flag]) -> tuple[list[Flag], list[str]]:
     """The task of old flags that name none, in their own words, and the remark on it."""
-    old = [flag.written for flag in flags if flag.written in ONLY_OLD]
+    old = [flag.written for flag in flags if flag.written in TELLING]
     if not old or any(flag.name == "--task" for flag in flags):
         return flags, []
     plain = TASK.partition("/")[2]

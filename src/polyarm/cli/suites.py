@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -35,7 +37,7 @@ def _print_suites(out: Console) -> None:
             table.add_row(name if place == 0 else "", *row)
     table.add_row("", "", *_need(_display()))
     out.print(table)
-    out.print("\npolyarm suites <suite> lists its tasks.", markup=False)
+    out.print("\npolyarm suites <suite> lists its tasks and options.", markup=False)
 
 
 def _rows(suite: Suite) -> list[tuple[str, str, str]]:
@@ -78,6 +80,9 @@ def _print_tasks(suite: Suite, out: Console) -> None:
         for name, members in sets.items():
             listing.add_row(f"{suite.name}/{name}", str(len(members)))
         out.print(listing)
+    if said := inspect.getdoc(type(suite)):
+        out.print(f"\n{said.replace('``', '')}", markup=False, soft_wrap=True)
+        out.print("\nOptions are given as --suite-options NAME=VALUE, or to make_vec by name.")
     for need in suite.requirements():
         if need.found is None:
             text = f"\n[red]{escape(need.name)}: missing[/red]  {escape(need.fix)}"

@@ -50,10 +50,15 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "goal": ("visible", "hidden"),
     "reward_version": ("v2", "v1"),
 }
+_LIMITS = {"max_steps": (1, None), "shadow_size": (0, 2**14), "msaa": (0, 16)}
+"""Least and greatest value; of larger ones, OpenGL would take less in silence."""
 
 
 class MetaWorld:
     """The suite ``metaworld``: tasks ``"metaworld/reach-v3"``, sets ``"metaworld/mt10"``.
+
+    Cameras: ``topview``, ``corner``, ``corner2`` (the default, as LeRobot shows it), ``corner3``,
+    ``corner4``, ``behindGripper`` and ``gripperPOV``.
 
     Options:
         success: ``"any"`` (default): an episode that has succeeded once stays a success;
@@ -91,9 +96,7 @@ class MetaWorld:
             UnknownName: A task, camera, option or option value that does not exist.
         """
         if spec.task not in INSTRUCTIONS:
-            known = [f"metaworld/{name}" for name in (*INSTRUCTIONS, *SETS)]
-            hint = "Meta-World's tasks end in -v3." if spec.task.endswith(("-v1", "-v2")) else ""
-            raise UnknownName("task", spec.name, known, hint)
+            raise _unknown_task(spec)
         for camera in spec.cameras:
             if camera not in CAMERAS:
                 raise UnknownName("camera of metaworld", camera, CAMERAS)
@@ -169,18 +172,26 @@ def action_space() -> Box:
     return Box(-1.0, 1.0, (4,), np.float32)
 
 
+def _unknown_task(spec: EnvSpec) -> UnknownName:
+    known = [f"metaworld/{name}" for name in (*INSTRUCTIONS, *SETS)]
+    hint = "Meta-World's tasks end in -v3." if spec.task.endswith(("-v1", "-v2")) else ""
+    split = (f"{spec.name}-train", f"{spec.name}-test", f"{spec.name[:-1]}3")
+    return UnknownName("task", spec.name, known, hint, [name for name in split if name in known])
+
+
 def _check_value(option: str, value: Any) -> None:
     choices = _CHOICES.get(option)
     if choices is not None:
         if not any(value is choice or value == choice for choice in choices):
-            raise UnknownName(f"value of {option}", repr(value), map(repr, choices))
+            raise UnknownName(f"value of {option}", str(value), map(str, choices))
         return
-    least = 1 if option == "max_steps" else 0
+    least, most = _LIMITS[option]
     if value is None and _DEFAULTS[option] is None:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        hint = f"Give an int of at least {least}."
-        raise UnknownName(f"value of {option}", repr(value), (), hint)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        hint = f"Give an int from {least} {'on' if most is None else f'to {most}'}."
+        raise UnknownName(f"value of {option}", str(value), (), hint)
 
 
 def _provenance(spec: EnvSpec) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class TrainOptions(NamesTasks):
             on instead, or is refused where it cannot tell.
         stop_after: Write a checkpoint and stop after so long, such as 3h50m.
         report_to: Also log to tensorboard, wandb or trackio; several are separated by commas.
-        amp: On a GPU, whether networks compute in bfloat16.
+        amp: Have networks compute in bfloat16 on a GPU; without it, in float32 as on a CPU.
         device: Where the policy computes: auto (CUDA where there is any), cpu, cuda, cuda:1 …
         seed: Seed of the episodes, of the policy and of its noise.
         display: What a simulator runs on, or renders with; auto is none where nothing renders.

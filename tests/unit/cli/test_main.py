@@ -14,7 +14,8 @@ from polyarm.bench.throughput import run_plan
 from polyarm.cli import exits, suites
 from polyarm.cli import main as main_module
 from polyarm.cli.main import main
-from polyarm.contracts import Requirement
+from polyarm.contracts import EnvSpec, Requirement
+from polyarm.suites.metaworld import CAMERAS
 
 BENCH = ["bench", "--task", "toy/count-3", "--num-envs", "2", "--max-steps", "6"]
 
@@ -231,6 +232,14 @@ def test_suites_lists_what_there_is_and_what_it_needs(capsys):
         assert name in out
     assert "gymnasium" in out
     assert "50" in out
+
+
+def test_suites_lists_the_cameras_and_options_of_a_suite(capsys):
+    _, out, _ = polyarm("suites", "metaworld", capsys=capsys)
+    spec = registry.load("metaworld").check(EnvSpec("metaworld", "reach-v3"))
+    for name in (*spec.options, *CAMERAS):
+        assert re.search(rf"\b{name}\b", out), name
+    assert "--suite-options NAME=VALUE" in out
 
 
 def test_suites_shows_how_to_get_what_is_missing(capsys, monkeypatch):

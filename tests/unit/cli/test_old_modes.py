@@ -61,7 +61,7 @@ def test_what_neither_knows_still_fails(words, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    "words", ["--num_envs 4 --record", "--steps 50", "--no_video", "--mode {} --num-envs 2"]
+    "words", ["--num_envs 4 --arm_mode ik", "--steps 50", "--idle_fps 0", "--mode {} --num-envs 2"]
 )
 def test_old_flags_without_a_task_run_one_of_rlbench_and_say_so(command, words, parsed, capsys):
     options = parsed(command, *words.format(command).split())
@@ -73,7 +73,7 @@ def test_old_flags_without_a_task_run_one_of_rlbench_and_say_so(command, words, 
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("words", ["", "--num-envs 4 --fast", "--suite_options success=last"])
+@pytest.mark.parametrize("words", ["", "--num-envs 4 --fast", "--num_envs 4 --max_steps 3"])
 def test_without_old_flags_the_usual_task_is_run(command, words, parsed, capsys):
     assert parsed(command, *words.split()).task == "metaworld/reach-v3"
     assert capsys.readouterr().err == ""

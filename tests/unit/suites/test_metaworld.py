@@ -56,11 +56,13 @@ def test_success_of_the_last_step_does_not_end_the_episode_unless_asked() -> Non
         (spec("reach-v2"), "did you mean 'metaworld/reach-v3'.*tasks end in -v3"),
         (spec("reach-v3", "corner9"), "camera of metaworld 'corner9'; did you mean 'corner"),
         (spec(goals="hidden"), "option of metaworld 'goals'; did you mean 'goal'"),
-        (spec(goal="invisible"), "value of goal \"'invisible'\"; did you mean \"'visible'\""),
+        (spec(goal="invisible"), "value of goal 'invisible'; did you mean 'visible'"),
         (spec(terminate_on_success="yes"), "value of terminate_on_success"),
-        (spec(max_steps=0), "value of max_steps '0'. Give an int of at least 1"),
+        (spec(max_steps=0), "value of max_steps '0'. Give an int from 1 on"),
         (spec(msaa=True), "value of msaa 'True'"),
         (spec(max_steps=None), "value of max_steps 'None'"),
+        (spec(msaa=1000), "value of msaa '1000'. Give an int from 0 to 16"),
+        (spec("ml10"), "did you mean 'metaworld/ml10-train' or 'metaworld/ml10-test'\\?"),
     ],
 )
 def test_what_does_not_exist_is_refused(wrong: EnvSpec, message: str) -> None:
