@@ -117,6 +117,62 @@ def test_a_folder_with_a_file_named_like_a_standard_module_does_no_harm(
     assert script.finish() == "done\n"
 
 
+OWN_OBJECTS = """
+import dataclasses
+import gymnasium
+import numpy as np
+import polyarm
+
+@dataclasses.dataclass
+class Capture:  # as a class of the fork server's module is called
+    gain: int = 3
+
+def bonus(action):
+    return 42.0
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    bonus = None
+    taken = None
+
+    def __init__(self, taken=None):
+        self.taken = taken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.taken = (options or {{}}).get("taken", self.taken)
+        return np.zeros(1, np.float32), {{}}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), self.bonus(action), False, False, {{}}
+
+    def gain(self, taken):
+        return taken.gain + self.taken.gain
+
+gymnasium.register("Own-v0", entry_point=Env, disable_env_checker=True)
+for task in ("__main__:Env", Env):
+    with polyarm.make_vec(task, num_envs=2, start="{start}") as envs:
+        envs.reset(options={{"taken": Capture(5)}})
+        envs.set_attr("bonus", bonus)
+        assert envs.step(np.zeros(2, np.int64))[1].tolist() == [42.0, 42.0]
+        assert envs.call("gain", Capture()) == (8, 8)
+with polyarm.make_vec("gym/Own-v0", num_envs=2, start="{start}", taken=Capture(9)) as envs:
+    assert envs.call("gain", Capture(1)) == (10, 10)
+try:
+    polyarm.make_vec("__main__:Enf", num_envs=1)
+except polyarm.UnknownName as error:
+    assert "unknown callable of this script 'Enf'; did you mean 'Env'" in str(error)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("start", ["built", "imports", "fresh"])
+def test_what_a_script_defines_may_be_passed_to_its_envs(run_script, start):
+    """Workers had looked for it in the fork server's module, and found what is called alike."""
+    assert run_script(OWN_OBJECTS.format(start=start)).finish() == "done\n"
+
+
 INTERRUPTED = """
 import os, sys, time
 import numpy as np

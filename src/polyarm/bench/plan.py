@@ -17,7 +17,7 @@ from polyarm.distributed.ranks import Share
 from polyarm.errors import InvalidCall, StorageError
 from polyarm.rollout.filming import Film, plan_film
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
-from polyarm.vector.make import TaskLike, expand_tasks
+from polyarm.vector.tasks import TaskLike, expand_tasks
 
 POS_NOISE_STD = 0.01
 """Metres; what the hand's random walk is where the user gives nothing."""

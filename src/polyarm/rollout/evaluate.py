@@ -12,7 +12,7 @@ from polyarm.report.results import Results
 from polyarm.rollout.acting import PolicyLike
 from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
-from polyarm.vector.make import TaskLike
+from polyarm.vector.tasks import TaskLike
 
 _KEPT: dict[tuple[tuple[TaskLike, ...], EvalOptions], Evaluator] = {}
 """Envs kept alive for the next call of `evaluate`; one set at a time."""

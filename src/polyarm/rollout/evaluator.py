@@ -34,7 +34,7 @@ from polyarm.rollout.sharing import (
     process_began_at,
 )
 from polyarm.rollout.suite_settings import refuse_own_options
-from polyarm.vector.make import TaskLike
+from polyarm.vector.tasks import TaskLike
 
 _MANY_GROUPS = 4
 """More groups of tasks than this are not all kept alive."""

@@ -14,7 +14,8 @@ from polyarm.errors import InvalidCall
 from polyarm.policies.fingerprints import function_fingerprint
 from polyarm.report.encoding import plain
 from polyarm.rollout.options import EvalOptions
-from polyarm.vector.make import TaskLike, describe_display, expand_tasks, specify
+from polyarm.vector.make import describe_display, specify
+from polyarm.vector.tasks import TaskLike, expand_tasks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,8 @@ from polyarm import registry
 from polyarm.contracts import EnvSpec, PoseActions
 from polyarm.errors import InvalidCall, UnknownName
 from polyarm.rollout.options import read_settings
-from polyarm.vector.make import TaskLike, expand_tasks, make_vec, specify
+from polyarm.vector.make import make_vec, specify
+from polyarm.vector.tasks import TaskLike, expand_tasks
 
 FAST = {"arm_mode": "ik", "idle_fps": 0}
 """Options of suites that the preset ``fast`` stands for, where a suite has them."""

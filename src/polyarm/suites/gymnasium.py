@@ -100,7 +100,8 @@ class GymnasiumSuite:
         Raises:
             UnknownName: This process does not know the id.
         """
-        options = {name: value for name, value in spec.options.items() if name != _CARRIED}
+        # Each env has its own: slots of one process would share what they hold.
+        options = {name: _own(value) for name, value in spec.options.items() if name != _CARRIED}
         if ":" in spec.task:
             return gymnasium.make(spec.task, **options)
         if (registered := _registration(spec)) is None:
@@ -260,6 +261,13 @@ def _packed(registered: GymnasiumSpec) -> bytes | None:
             return one
     _LATEST.append(packed)
     return packed
+
+
+def _own(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  objects may raise anything when they are copied
+        return value
 
 
 def _uses_opengl() -> bool:

@@ -18,7 +18,8 @@ from polyarm.errors import InvalidCall, PolicyError
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
 from polyarm.training.options import TrainOptions
 from polyarm.training.spaces import Acts, Leaves, Sight
-from polyarm.vector.make import TaskLike, expand_tasks, make_vec
+from polyarm.vector.make import make_vec
+from polyarm.vector.tasks import TaskLike, expand_tasks
 from polyarm.vector.tensors import import_torch
 
 Array = NDArray[Any]

@@ -63,7 +63,8 @@ class ActionCheck:
             if chunked is not None and is_chunk is not chunked:
                 is_chunk = chunked
             head = array.shape[: 2 if is_chunk else 1]
-            if array.shape != (*head, *leaf.shape) or not head or head[0] != len(slots):
+            whole = len(head) == (2 if is_chunk else 1) and head[0] == len(slots)
+            if array.shape != (*head, *leaf.shape) or not whole:
                 wanted = f"({len(slots)}, {'K, ' if is_chunk else ''}{_tail(leaf.shape)})"
                 raise InvalidAction(
                     f"action {leaf.label!r} has shape {array.shape}, expected {wanted}"
@@ -93,14 +94,19 @@ class ActionCheck:
         return array
 
     def _check_values(self, array: Array, leaf: Leaf, slots: Slots) -> Array:
+        space = leaf.space
         if leaf.dtype.kind == "f":
-            if array.dtype != leaf.dtype:
-                with np.errstate(over="ignore"):
-                    array = array.astype(leaf.dtype)
             finite = np.isfinite(array)
             if np.count_nonzero(finite) != finite.size:
                 raise _refusal(array, ~finite, leaf, slots, "is not finite")
-        space = leaf.space
+            if array.dtype != leaf.dtype:
+                if self._clip and isinstance(space, spaces.Box):
+                    array = np.clip(array, space.low, space.high)
+                with np.errstate(over="ignore"):
+                    cast = array.astype(leaf.dtype)
+                if not (finite := np.isfinite(cast)).all():
+                    raise _refusal(array, ~finite, leaf, slots, f"is not finite as {leaf.dtype}")
+                array = cast
         if isinstance(space, spaces.Box):
             if array.dtype != leaf.dtype and leaf.dtype.kind in "iu":
                 cast = array.astype(leaf.dtype)

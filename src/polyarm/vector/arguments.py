@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from polyarm.errors import InvalidCall, UnknownName
@@ -36,9 +36,13 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         if arguments[name] is not None:
             _check_count(name, arguments[name], least, "None or ")
     for name in _DURATIONS:
-        value = arguments[name]
-        if isinstance(value, bool) or not (isinstance(value, Real) and float(value) > 0):
-            raise InvalidCall(f"{name} must be a number of seconds above 0, found {value!r}")
+        duration(name, arguments[name])
+    if not isinstance(arguments["display"], str):
+        raise InvalidCall(f"display must be a name, found {arguments['display']!r}")
+    if not isinstance(arguments["observer_options"] or {}, Mapping):
+        found = arguments["observer_options"]
+        raise InvalidCall(f"observer_options must be a dict or None, found {found!r}")
+    _check_slots("observed_slots", arguments["observed_slots"], int(arguments["num_envs"]))
     for name, valid in _CHOICES.items():
         if arguments[name] not in valid:
             raise UnknownName(name, str(arguments[name]), valid)
@@ -47,12 +51,35 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         raise UnknownName("hosts", hosts, (*_HOSTS, "ray:HOST:PORT"))
 
 
+def duration(name: str, value: Any) -> float:
+    """A duration in seconds, above 0.
+
+    Raises:
+        InvalidCall: Something else.
+    """
+    try:
+        seconds = 0.0 if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = 0.0
+    if not seconds > 0:
+        raise InvalidCall(f"{name} must be a number of seconds above 0, found {value!r}")
+    return seconds
+
+
+def _check_slots(name: str, slots: Any, num_envs: int) -> None:
+    known = slots is None or (isinstance(slots, Iterable) and all(map(is_int, slots)))
+    if not known or (slots is not None and not all(0 <= slot < num_envs for slot in slots)):
+        raise InvalidCall(
+            f"{name} must be None or numbers of slots, 0 to {num_envs - 1}, found {slots!r}"
+        )
+
+
 def _check_count(name: str, value: Any, least: int, otherwise: str = "") -> None:
-    if not _is_int(value) or int(value) < least:
+    if not is_int(value) or int(value) < least:
         raise InvalidCall(f"{name} must be {otherwise}an int of at least {least}, found {value!r}")
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
     """Whether this is a whole number; Python takes True for one, and nobody means it."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -78,9 +105,9 @@ def frame_size(image_size: Any) -> tuple[int, int]:
     Raises:
         InvalidCall: Something else than one or two sizes in pixels.
     """
-    pair = (image_size, image_size) if _is_int(image_size) else image_size
+    pair = (image_size, image_size) if is_int(image_size) else image_size
     sizes = tuple(pair) if isinstance(pair, Iterable) else ()
-    if len(sizes) != 2 or not all(_is_int(size) and int(size) > 0 for size in sizes):
+    if len(sizes) != 2 or not all(is_int(size) and int(size) > 0 for size in sizes):
         raise InvalidCall(
             f"image_size must be (height, width) in pixels, or one int, found {image_size!r}"
         )

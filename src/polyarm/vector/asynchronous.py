@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarm.errors import InvalidCall
+from polyarm.vector.arguments import is_int
 from polyarm.vector.block_env import BlockEnv, Slots
 from polyarm.vector.board import Op
 from polyarm.vector.episodes import Seed, deal_options
@@ -54,8 +55,9 @@ class AsynchronousEnv(BlockEnv):
         """
         self._require_open()
         chosen = self._ledger.idle(slots, "send_expert")
-        if steps < 1:
-            raise InvalidCall(f"send_expert needs at least one step, found {steps}")
+        if not is_int(steps) or steps < 1:
+            raise InvalidCall(f"send_expert needs a number of steps from 1 on, found {steps!r}")
+        steps = int(steps)
         self._send_steps(chosen, Op.EXPERT, None, steps)
 
     def _send_steps(
@@ -150,6 +152,9 @@ class AsynchronousEnv(BlockEnv):
         """
         self._require_open()
         engine, pending = self._engine, self._ledger.pending
+        if not is_int(min_slots):
+            raise InvalidCall(f"recv waits for a number of slots, found {min_slots!r}")
+        timeout_s = None if timeout_s is None else float(timeout_s)
         if min_slots > len(pending):
             raise InvalidCall(
                 f"recv({min_slots}) would wait for ever: {len(pending)} slots are pending"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from polyarm.errors import SlotError
+from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Op
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.worker import SlotPlan
@@ -71,7 +72,7 @@ class Engine(Protocol):
         """Note that a slot works: its failures are no longer in a row."""
         ...
 
-    def set_attribute(self, slot: int, name: str, value: Any) -> None:
+    def set_attribute(self, slot: int, name: str, value: Attribute) -> None:
         """Remember an attribute, to be set again when the slot's env is rebuilt."""
         ...
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from polyarm.errors import BuildError, InvalidCall
 from polyarm.vector.asynchronous import AsynchronousEnv
+from polyarm.vector.attribute import Attribute
 from polyarm.vector.block_env import Slots
 from polyarm.vector.board import Op
 from polyarm.vector.deliveries import widen
@@ -59,6 +60,8 @@ class VectorEnv(AsynchronousEnv):
             WorkerDied: When it keeps failing.
         """
         self._require_idle("reset")
+        if not isinstance(options or {}, Mapping):
+            raise InvalidCall(f"options must be a dict or None, found {options!r}")
         options = dict(options or {})
         slots = self._masked(options.pop("reset_mask", None))
         commands = self._commands
@@ -221,7 +224,7 @@ class VectorEnv(AsynchronousEnv):
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute on every env; restarted envs get it again.
+        """Set an attribute on every env, each a copy; restarted envs get it again, as it is now.
 
         Args:
             name: The attribute.
@@ -234,9 +237,10 @@ class VectorEnv(AsynchronousEnv):
         if len(each) != self.num_envs:
             raise InvalidCall(f"set_attr needs {self.num_envs} values, found {len(each)}")
         self._require_idle("set_attr")
-        failures = self._commands.ask("set", name, list(each), {})
+        attributes = [Attribute(value) for value in each]
+        failures = self._commands.ask("set", name, attributes, {})
         failed = {failure.slot for failure in failures}
-        for slot, value in enumerate(each):
+        for slot, value in enumerate(attributes):
             if slot not in failed:
                 self._engine.set_attribute(slot, name, value)
         self._commands.raise_for(name, failures)

@@ -159,10 +159,14 @@ class Episodes:
 
     def failed(self, slot: int, *, resetting: bool) -> None:
         """Note that a slot's env is gone; an index whose reset failed is used up too."""
-        self.version += 1
-        self._restarts[slot] += 1
         if resetting:
             self.next[slot] += self._total
+        self.renewed(slot)
+
+    def renewed(self, slot: int) -> None:
+        """Note that a slot holds a new env, whose generator is not the one that was seeded."""
+        self.version += 1
+        self._restarts[slot] += 1
         seed = self._seeds[slot]
         if seed is not None and slot not in self._asked:
             entropy = np.random.SeedSequence(seed, spawn_key=(self._restarts[slot],))

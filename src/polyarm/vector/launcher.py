@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
 import select
 import socket
 import subprocess
@@ -70,7 +69,7 @@ class ForkServerProcess:
     def start_worker(self, plan: WorkerPlan, doorbell: int, options: WorkerOptions) -> None:
         """Ask for a worker; what comes of it arrives as an event."""
         mode = options.mode
-        specs = pickle.dumps([(slot.location, slot.spec) for slot in plan.slots])
+        specs = cloudpickle.dumps([(slot.location, slot.spec) for slot in plan.slots])
         locations = sorted({slot.location for slot in plan.slots})
         self.send(
             {

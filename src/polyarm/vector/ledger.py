@@ -139,6 +139,8 @@ class Ledger:
 
     def switched(self, slots: Slots) -> None:
         """Note that these slots hold new envs, which must be reset."""
+        for slot in slots.tolist():
+            self._episodes.renewed(slot)
         self.ended[slots] = True
         self._eventful = True
 

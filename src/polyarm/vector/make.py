@@ -5,14 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeGuard
-
-import cloudpickle
-import gymnasium
+from typing import Any
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec, ForkMode
@@ -26,12 +23,19 @@ from polyarm.vector.env import VectorEnv
 from polyarm.vector.episodes import check_default_seed
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.settings import Autoreset, Frames, Infos, SlotSettings
-from polyarm.vector.user_warnings import warn_user
+from polyarm.vector.tasks import (
+    TaskLike,
+    different_episodes,
+    expand_tasks,
+    is_name,
+    know_indices,
+    no_task,
+    pack_factory,
+    tell_left_out,
+)
 from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workers import WorkerEngine
 from polyarm.vector.workerstate import WorkerOptions
-
-TaskLike = str | Callable[[], gymnasium.Env[Any, Any]]
 
 _OF_A_CLUSTER = "polyarm.distributed.ray.envs:RayVectorEnv"
 """Loaded by its name: what runs on many machines is built upon this, not the other way round."""
@@ -152,9 +156,9 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     options = WorkerOptions(
         mode=mode,
         environment={**threads, **screen.env, **screens.variables(suites, dealt)},
-        step_timeout_s=step_timeout_s,
-        reset_timeout_s=reset_timeout_s,
-        build_timeout_s=build_timeout_s,
+        step_timeout_s=float(step_timeout_s),
+        reset_timeout_s=float(reset_timeout_s),
+        build_timeout_s=float(build_timeout_s),
         max_restarts=max_restarts,
         memory_limit=memory_limit,
         entropy=seed,
@@ -162,7 +166,7 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
         x_server=screen.x_server,
         interpreter=interpreter,
     )
-    episodic = all(suite.episodic for suite in suites)
+    episodic = know_indices(dealt)
     delivery = VectorOptions(
         copy=copy,
         check_lifetimes=check_lifetimes,
@@ -173,7 +177,8 @@ def make_vec(  # noqa: PLR0913  the whole public surface, keyword-only
     )
     check_default_seed(seed, num_envs, episodic=episodic)
     engine = _engine(plans, workers, settings, options)
-    planner, provenance = partial(_plan, arguments), partial(_provenance, screen)
+    planner = partial(_plan, arguments, episodic=episodic)
+    provenance = partial(_provenance, screen)
     return VectorEnv(engine, settings, delivery, planner, provenance)
 
 
@@ -192,9 +197,16 @@ def _plans(arguments: Mapping[str, Any]) -> list[SlotPlan]:
     return plans
 
 
-def _plan(arguments: Mapping[str, Any], slot: int, task: TaskLike) -> SlotPlan:
-    """What a slot is to hold, by the arguments of `make_vec`."""
-    return _slot_plan(arguments, slot, _specify(arguments, task))
+def _plan(arguments: Mapping[str, Any], slot: int, task: TaskLike, *, episodic: bool) -> SlotPlan:
+    """What a slot is to hold instead, by the arguments of `make_vec`.
+
+    Raises:
+        InvalidCall: Its episodes are counted otherwise than those of the batch.
+    """
+    spec = _specify(arguments, task)
+    if registry.load(spec.suite).episodic != episodic:
+        raise different_episodes(spec.name, "the others of this batch", episodic=not episodic)
+    return _slot_plan(arguments, slot, spec)
 
 
 def _specify(arguments: Mapping[str, Any], task: TaskLike) -> EnvSpec:
@@ -256,50 +268,6 @@ def _on_a_cluster(arguments: dict[str, Any]) -> VectorEnv:
     return made
 
 
-def expand_tasks(tasks: TaskLike | Sequence[TaskLike]) -> list[TaskLike]:
-    """Single tasks, with sets spelled out.
-
-    Raises:
-        UnknownName: There is no such suite, task or set.
-        InvalidCall: There are none, or something is no task.
-    """
-    if _is_name(tasks):
-        return [f"{suite}/{task}" for suite, task in registry.resolve(tasks)]
-    if isinstance(tasks, str) or callable(tasks):
-        return [tasks]
-    if isinstance(tasks, gymnasium.Env) or not isinstance(tasks, Iterable):
-        raise _no_task(tasks)
-    expanded = [one for task in tasks for one in expand_tasks(task)]
-    if not expanded:
-        raise InvalidCall("no tasks were given")
-    return expanded
-
-
-def tell_left_out(tasks: Sequence[TaskLike], num_envs: int) -> None:
-    """Warn of tasks that no slot plays."""
-    left_out = tasks[num_envs:]
-    if left_out:
-        more = " …" if len(left_out) > 3 else ""
-        warn_user(
-            f"{num_envs} slots play {num_envs} of {len(tasks)} tasks; none is left for"
-            f" {', '.join(map(str, left_out[:3]))}{more}"
-        )
-
-
-def _is_name(task: Any) -> TypeGuard[str]:
-    """Whether this is to be looked up in a suite; ``"module:callable"`` is imported."""
-    return isinstance(task, str) and ("/" in task or ":" not in task)
-
-
-def _no_task(found: Any) -> InvalidCall:
-    an_env = isinstance(found, gymnasium.Env)
-    what = f"an instance of {type(found).__name__}" if an_env else repr(found)
-    hint = ": pass a callable that builds the env where it runs" if an_env else ""
-    return InvalidCall(
-        f"a task is a name or a callable, and tasks may be a list; found {what}{hint}"
-    )
-
-
 def describe_display(display: str, suites: Sequence[str]) -> str:
     """What would render frames of these suites with this choice of display; it shapes pixels."""
     screen = screens.choose(display, [registry.load(name) for name in suites], frames=True)
@@ -316,17 +284,18 @@ def specify(
 
     Raises:
         UnknownName: For a suite, task, camera or option that does not exist.
-        InvalidCall: For what is no task, no list of cameras or no size.
+        InvalidCall: For what is no task, or several, no list of cameras or no size.
     """
-    if _is_name(task):
-        suite, name = registry.resolve(task)[0]
+    if is_name(task):
+        (suite, name), *others = registry.resolve(task)
+        if others:
+            raise InvalidCall(f"{task!r} is a set of tasks; an env has one of them")
     elif not (isinstance(task, str) or callable(task)):
-        raise _no_task(task)
+        raise no_task(task)
     else:
         suite = "callable"
         name = task if isinstance(task, str) else getattr(task, "__qualname__", repr(task))
-        factory = task if isinstance(task, str) else cloudpickle.dumps(task)
-        options = {**options, "factory": factory}
+        options = {**options, "factory": pack_factory(name, task)}
     if image_size is None:
         image_size = registry.defaults(suite, options)["image_size"]
     spec = EnvSpec(suite, name, camera_names(cameras), frame_size(image_size), options)

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from polyarm.errors import HostLimit
+from polyarm.errors import HostLimit, InvalidCall
 from polyarm.vector.host import available_memory
 
 _PAGE = mmap.PAGESIZE
@@ -37,6 +37,21 @@ def pickled(value: Any) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError):
         data: bytes = cloudpickle.dumps(value)
         return data
+
+
+def _sent(letter: Any) -> bytes:
+    """What workers are sent: what the user's script defines is unknown there, and goes along.
+
+    Raises:
+        InvalidCall: It holds what cannot be sent.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(letter)
+    except Exception as error:
+        raise InvalidCall(
+            f"what is passed to envs must be picklable: {type(error).__name__}: {error}"
+        ) from error
+    return data
 
 
 class Block:
@@ -94,7 +109,7 @@ class Mail:
 
     def put(self, slot: int, letter: Any, *, to_worker: bool) -> int:
         """Write a letter; returns its length in bytes, to be announced to the reader."""
-        data = pickled(letter)
+        data = _sent(letter) if to_worker else pickled(letter)
         offset = self._offset(slot, to_worker=to_worker)
         written = 0
         while written < len(data):

@@ -16,6 +16,7 @@ from typing import Any
 
 from polyarm.display.xvfb import XServer
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
+from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Op, Phase, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.failures import from_letter
@@ -135,14 +136,14 @@ class SerialEngine:
         """Note that a slot works: its failures are no longer in a row."""
         self._strikes[slot] = 0
 
-    def set_attribute(self, slot: int, name: str, value: Any) -> None:
+    def set_attribute(self, slot: int, name: str, value: Attribute) -> None:
         """Remember an attribute, to be set again when the slot's env is rebuilt."""
         plan = self.plans[slot]
         self.plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
 
     def switch(self, slot: int, plan: SlotPlan) -> None:
-        """Give a slot another env."""
-        self.plans[slot] = plan
+        """Give a slot another env, or else the one that it has once more."""
+        before, self.plans[slot] = self.plans[slot], plan
         self._broken.add(slot)  # also if an interrupt ends the build: it is tried again
         try:
             self._close_env(self._slots[slot])
@@ -153,6 +154,7 @@ class SerialEngine:
             if handler_leaves(error):
                 raise
             self._failed(slot, Op.SWITCH, error)
+            self.plans[slot] = before
 
     def worker_pids(self) -> list[int]:
         """No processes of its own."""
@@ -194,7 +196,8 @@ class SerialEngine:
         if op is Op.CALL:
             return
         self._broken.add(slot)  # first: an interrupt may end the closing
-        self._strikes[slot] += 1
+        if op is not Op.SWITCH:
+            self._strikes[slot] += 1
         self._close_env(self._slots[slot])
         if self._strikes[slot] > self._max_restarts:
             self._fatal = WorkerDied(

@@ -16,6 +16,7 @@ import numpy as np
 from polyarm.contracts import EnvSpec
 from polyarm.errors import InvalidCall, InvalidObservation
 from polyarm.vector.action_source import ExpertActions, action_reader
+from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import (
     EPISODIC,
     EPOCH_SHIFT,
@@ -29,7 +30,7 @@ from polyarm.vector.board import (
     Result,
     SegmentKind,
 )
-from polyarm.vector.envcalls import binder, call_env, holder, set_attribute
+from polyarm.vector.envcalls import binder, call_env, expert_of, set_attribute, source
 from polyarm.vector.infos import InfoWriter, info_segment, mailable
 from polyarm.vector.layout import Array
 from polyarm.vector.memory import Block, Mail
@@ -70,22 +71,24 @@ class Slot:
         self._result = shared.board.result_at(index)
         at = self._words.itemsize * (self._result + Result.SEQUENCE)
         self.report: Callable[..., None] = partial(REPORT.pack_into, self._words, at)
-        self.attributes: dict[str, Any] = {}
+        self.attributes: dict[str, Attribute] = {}
+        self._watch: EpisodeWatch | None = None
         self._info_writer: InfoWriter | None = None
         self._named_drops: set[str] = set()
 
     def install(
-        self, env: gymnasium.Env[Any, Any], spec: EnvSpec, attributes: Mapping[str, Any]
+        self, env: gymnasium.Env[Any, Any], spec: EnvSpec, attributes: Mapping[str, Attribute]
     ) -> None:
         """Take over a newly built env; ``attributes`` are set on it as the user once did."""
         self.attributes = dict(attributes)
-        for name, value in attributes.items():
-            set_attribute(env, name, value)
+        for name, attribute in attributes.items():
+            set_attribute(env, name, attribute.copy())
         self.env = env
         self._ended = True
-        self._switch = holder(env, "frames_enabled")
+        self._switch = source(env, "frames_enabled")
         self._clock = self._switch if hasattr(self._switch, "frame_seconds") else None
         self._bind: Callable[[Mapping[str, Array]], None] | None = binder(env)
+        self._watch = None
         self._watch = EpisodeWatch(spec, env) if spec.observer else None
         self._added: dict[str, Any] = {}
         self._epoch = 0
@@ -291,11 +294,11 @@ class Slot:
             self._observations.clear(row, max(1, steps), chunk)
 
     def _expert_actions(self) -> ExpertActions:
-        expert = holder(self.env, "expert_action")
-        if expert is None or len(self._action_rows) != 1:
+        act = expert_of(self.env)
+        if act is None or len(self._action_rows) != 1:
             raise InvalidCall(f"{type(self.env.unwrapped).__name__} has no expert_action()")
         (actions,) = self._action_rows.values()
-        return ExpertActions(expert.expert_action, actions)
+        return ExpertActions(act, actions)
 
     def _last_frames(self, *, ended: bool) -> Mapping[str, Array] | None:
         """Frames that the last step of a chunk did not render: it came earlier than expected."""

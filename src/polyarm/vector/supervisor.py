@@ -209,8 +209,8 @@ class Supervisor:
 
     def fail(self, worker: WorkerState, errors: Mapping[int, SlotError]) -> None:
         """Answer slots that wait with their errors; keep the errors of idle slots for later."""
-        waiting = set(self._owed(worker))
-        if worker.switching:
+        waiting, switched = set(self._owed(worker)), worker.switching
+        if switched:
             worker.switching = False
             waiting.update(worker.slots)
         for slot, error in errors.items():
@@ -218,7 +218,7 @@ class Supervisor:
                 self._answer(slot, error)
             else:
                 self.lost[slot] = error
-            if error.kind != "collateral":
+            if error.kind != "collateral" and not switched:
                 self.strike(error)
 
     def check_deadlines(self, now: float, busy: set[int]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium import spaces
 
 from polyarm.errors import SlotError
 from polyarm.vector.commands import Commands
@@ -33,12 +36,35 @@ class BatchFit:
     ) -> None:
         self._settings = settings
         self._action = action
-        self._digest = settings.layout(observation, action).digest()
+        self._layout = settings.layout(observation, action)
 
     def __call__(self, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> bool:
         """Whether an env with these spaces fits."""
-        digest = self._settings.layout(observation, action).digest()
-        return digest == self._digest and action == self._action
+        layout = self._settings.layout(observation, action)
+        if layout.digest() != self._layout.digest() or action != self._action:
+            return False
+        pairs = zip(layout.observation, self._layout.observation, strict=True)
+        return all(_alike(mine.space, other.space) for mine, other in pairs)
+
+
+def _alike(one: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
+    """Whether values of one space mean the same in the other; Boxes may have other bounds."""
+    return type(one) is type(other) and (isinstance(one, spaces.Box) or one == other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """A switch in the background.
+
+    Attributes:
+        then: Called when the slot holds its new env.
+        before: What it held before.
+        misfit: On the way back: why, which is delivered then.
+    """
+
+    then: Callable[[], None]
+    before: SlotPlan
+    misfit: SlotError | None = None
 
 
 class Switches:
@@ -62,7 +88,7 @@ class Switches:
         self._commands = commands
         self._ledger = ledger
         self._fits = fits
-        self._underway: dict[int, Callable[[], None]] = {}
+        self._underway: dict[int, _Switch] = {}
         self.unsure = False
         """Whether a switch in the background was interrupted as it began or ended."""
 
@@ -82,12 +108,14 @@ class Switches:
         """Have a slot hold another env, and call ``then`` when it does."""
         self.unsure = True
         self._ledger.pending[slot] = None
-        self._underway[slot] = then
+        self._underway[slot] = _Switch(then, self._engine.plans[slot])
         self._commands.begin_switch(slot, plan)
         self.unsure = False
 
     def settle(self) -> bool:
-        """Act on slots whose new envs have come; a failed one is left among the answers.
+        """Act on slots whose new envs have come.
+
+        One that has failed is among the answers; its slot has its old env back, or will have.
 
         Returns:
             Whether there were any, so that fewer answers are there than it seemed.
@@ -103,20 +131,26 @@ class Switches:
         return bool(answers)
 
     def _arrived(self, answer: Done) -> Callable[[], None] | None:
-        """What follows a switch; None after one that failed, which is left among the answers."""
+        """What follows a switch; None after one that failed and after the way back."""
         slot, failure = answer
         with HandlersWait():
-            then = self._underway.pop(slot)
+            switch = self._underway.pop(slot)
             if failure is not None:
                 return None
             self._engine.done.remove(answer)
-            if not (problem := self._misfit(slot)):
-                return then
-            task = self._engine.plans[slot].spec.name
-            self._engine.done.append(
-                (slot, SlotError("exception", slot, task, "build", 0, problem))
-            )
-            return None
+            if switch.misfit is not None:
+                self._engine.done.append((slot, switch.misfit))
+                return None
+        if not (problem := self._misfit(slot)):
+            return switch.then
+        task = self._engine.plans[slot].spec.name
+        misfit = SlotError("exception", slot, task, "build", 0, problem)
+        return partial(self._go_back, slot, replace(switch, misfit=misfit))
+
+    def _go_back(self, slot: int, switch: _Switch) -> None:
+        """Have a slot hold what it held before, and then deliver why."""
+        self._underway[slot] = switch
+        self._commands.begin_switch(slot, switch.before)
 
     def recover(self) -> None:
         """Slots whose switch was interrupted, and that owe no answer, are pending no longer."""

@@ -27,6 +27,7 @@ from polyarm.display import xvfb
 from polyarm.display.xvfb import XServer
 from polyarm.errors import DisplayError
 from polyarm.vector import process
+from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.settings import SlotSettings
@@ -58,7 +59,7 @@ class SlotPlan:
     index: int
     location: str
     spec: EnvSpec
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +293,15 @@ class Worker:
         nbytes = words[self._board.command_at(slot.index) + Command.LETTER]
         plan = self._mail.get(slot.index, nbytes, to_worker=True)
         self._close(slot)
+        before = self._plans[slot.index], dict(slot.attributes)
         self._plans[slot.index] = plan
         slot.attributes.clear()
         self._broken.add(slot.index)
-        self._repair(slot)
+        try:
+            self._repair(slot)
+        except BaseException:
+            self._plans[slot.index], slot.attributes = before
+            raise
         slot.post({"description": describe(slot.env)})
 
     def _close(self, slot: Slot) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from polyarm.errors import HostLimit, SlotError, WorkerError
 from polyarm.vector import host, process
+from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Command, Op, Result, board_segment
 from polyarm.vector.engine import Done
 from polyarm.vector.interrupts import HandlersWait
@@ -64,6 +65,8 @@ class WorkerEngine:
         self._everybody = {worker: list(worker.slots) for worker in self._workers}
         self._all_well: list[Done] = [(slot, None) for slot in range(settings.num_envs)]
         self.done: list[Done] = []
+        self._before: dict[int, SlotPlan] = {}
+        """What slots that switch held, which they get back if their new env cannot be built."""
         self._awaited: dict[Completion, Sequence[int]] = {}
         self._inbox: deque[Completion] = deque()
         self._roll = Roll()
@@ -119,6 +122,9 @@ class WorkerEngine:
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Publish the commands of these slots, all of them idle."""
         now = time.monotonic()
+        if self._before and op is not Op.SWITCH:
+            for slot in slots:
+                self._before.pop(slot, None)
         if len(slots) == len(self.plans):
             if self._ring_everybody(now):
                 return
@@ -172,16 +178,19 @@ class WorkerEngine:
         """Note that a slot works: its failures are no longer in a row."""
         self._supervisor.works(slot)
 
-    def set_attribute(self, slot: int, name: str, value: Any) -> None:
+    def set_attribute(self, slot: int, name: str, value: Attribute) -> None:
         """Remember an attribute, to be set again when the slot's env is rebuilt."""
         plan = self.plans[slot]
         self.plans[slot] = replace(plan, attributes={**plan.attributes, name: value})
 
     def switch(self, slot: int, plan: SlotPlan) -> None:
-        """Give a slot another env; a worker with one slot is forked anew, which is faster."""
+        """Give a slot another env, or else the one that it has once more.
+
+        A worker with one slot is forked anew, which is faster.
+        """
         worker = self._owner[slot]
         with HandlersWait():
-            self.plans[slot] = plan
+            self._before[slot], self.plans[slot] = self.plans[slot], plan
             if len(worker.slots) > 1:
                 nbytes = self.mail.put(slot, plan, to_worker=True)
                 self.board.commands[slot, Command.LETTER] = nbytes
@@ -370,7 +379,9 @@ class WorkerEngine:
             )
         op = Op(int(self.board.commands[slot, Command.OP]))
         error = self._supervisor.raised(worker, slot, self.letter(slot)["error"])
-        self.done.append((slot, error))
+        self._answer(slot, error)
+        if op is Op.SWITCH:
+            return
         if op is not Op.CALL:
             self._supervisor.strike(error)
             if len(worker.slots) == 1:
@@ -395,3 +406,5 @@ class WorkerEngine:
 
     def _answer(self, slot: int, error: SlotError | None) -> None:
         self.done.append((slot, error))
+        if error is not None and (before := self._before.pop(slot, None)) is not None:
+            self.plans[slot] = before

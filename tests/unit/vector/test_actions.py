@@ -262,3 +262,27 @@ def test_an_env_may_keep_and_change_its_action(make):
     np.testing.assert_array_equal(first, actions + 1)
     np.testing.assert_array_equal(second, actions + 1)
     np.testing.assert_array_equal(actions, np.arange(8).reshape(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (spaces.Discrete(3), np.zeros(4, np.int64)),
+        (spaces.Box(-1, 1, ()), np.zeros(4, np.float32)),
+        (spaces.Dict(a=spaces.Discrete(3)), {"a": np.zeros(4, np.int64)}),
+    ],
+)
+def test_a_chunk_without_its_steps_is_refused(space, actions):
+    with pytest.raises(InvalidAction, match=r"has shape \(4,\), expected \(4, K"):
+        checker(space)(actions, np.arange(4), chunked=True)
+
+
+def test_what_is_out_of_bounds_is_clipped_before_it_is_cast():
+    clipping = checker(spaces.Box(-1, 1, (1,)), clip=True)
+    arrays, _ = clipping(np.array([[1e39]]), np.array([0]), chunked=False)
+    assert arrays[0].tolist() == [[[1.0]]]
+    for value in (np.inf, np.nan):
+        with pytest.raises(InvalidAction, match="is not finite; nothing"):
+            clipping(np.array([[value]]), np.array([0]), chunked=False)
+    with pytest.raises(InvalidAction, match=r"1e\+39 .* is not finite as float32"):
+        checker(spaces.Box(-1, 1, (1,)))(np.array([[1e39]]), np.array([0]), chunked=False)

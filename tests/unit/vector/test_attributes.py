@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from functools import partial
 
 import gymnasium
@@ -219,3 +220,55 @@ def test_an_interrupted_call_is_not_taken_for_a_step(make, monkeypatch):
     for count in (1, 2, 3):
         obs, *_ = env.step(ALL)
         assert obs["state"][:, 1].tolist() == [count] * 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_what_becomes_of_a_value_later_reaches_no_env(make_any, num_workers):
+    """Slots had shared it in one process, and restarted envs got it as it was by then."""
+
+    class Hoarding(CountingEnv):
+        held = ()
+
+        def step(self, action):
+            self.held.append(len(self.held))
+            if len(self.held) == 3:
+                raise RuntimeError("too many")
+            return super().step(action)
+
+    env = make_any(Hoarding, num_envs=2, num_workers=num_workers)
+    env.reset(seed=0)
+    value = [7]
+    env.set_attr("held", [value, value])
+    value.append(8)
+    assert env.get_attr("held") == ([7], [7])
+    env.step(ALL[:2])
+    *_, info = env.step(ALL[:2])
+    assert all("too many" in error.message for error in info["error"])
+    env.step(ALL[:2])
+    assert env.get_attr("held") == ([7], [7])
+
+
+def test_an_attribute_reaches_an_env_that_is_empty(make):
+    class Emptyish(CountingEnv):
+        gain = 1
+
+        def __len__(self):
+            return 0
+
+    env = make(lambda: gymnasium.wrappers.TimeLimit(Emptyish(), 5))
+    env.set_attr("gain", 7)
+    assert env.call("get_wrapper_attr", "unwrapped")[0].__dict__.get("gain") == 7
+
+
+def test_what_cannot_be_sent_to_envs_is_told(make_any):
+    env = make_any(CountingEnv, num_workers=1)
+    env.reset(seed=0)
+    for call in (
+        lambda: env.call("get_wrapper_attr", threading.Lock()),
+        lambda: env.set_attr("lock", threading.Lock()),
+        lambda: env.reset(options={"lock": threading.Lock()}),
+    ):
+        with pytest.raises(InvalidCall, match=r"must be picklable: .*lock"):
+            call()
+    env.reset(seed=0)
+    env.step(ALL)

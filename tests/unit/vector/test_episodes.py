@@ -281,3 +281,26 @@ def test_a_failed_episode_is_not_played_again_by_the_next_step(make):
     assert "error" not in info
     assert obs["state"][:, 1].tolist() == [0] * 4
     assert not set(obs["state"][:, 0]) & {10, 11, 12, 13}
+
+
+@pytest.mark.parametrize(("num_workers", "start"), [(0, "auto"), (2, "imports"), (None, "built")])
+def test_a_switched_env_is_seeded_anew_from_its_slots_seed(make_any, num_workers, start):
+    """Forked from one built env, all had played the same; others something new each time."""
+
+    class Level(NoisyEnv):
+        def __init__(self):
+            super().__init__()
+            self.np_random.random()
+
+    class Other(Level):
+        pass
+
+    def play():
+        env = make_any(Level, num_envs=3, num_workers=num_workers, start=start, seed=0)
+        env.reset()
+        env.switch_task([0, 1, 2], Other)
+        return env.reset()[0].copy()
+
+    first = play()
+    assert len({row.tobytes() for row in first}) == 3
+    np.testing.assert_array_equal(first, play())

@@ -9,7 +9,7 @@ import pytest
 
 from polyarm import InvalidCall, UnknownName
 from polyarm.contracts import EpisodeKey, ObservedEpisode
-from polyarm.testing import NoisyEnv
+from polyarm.testing import CountingEnv, NoisyEnv
 
 WATCHER = """
 import json
@@ -151,8 +151,11 @@ def test_an_env_without_an_expert_says_so(make):
     env.reset(seed=0)
     env.send_expert(2, [0])
     assert "has no expert_action()" in str(env.recv(1).info["error"][0])
-    with pytest.raises(InvalidCall, match="at least one step"):
-        env.send_expert(0, [1])
+    for steps in (0, -1, 4.0, True, "4", None):
+        with pytest.raises(InvalidCall, match="a number of steps from 1 on"):
+            env.send_expert(steps, [1])
+    env.send(np.zeros((1, 2), np.float32), [1])
+    assert env.recv(1).slots.tolist() == [1]
 
 
 def test_a_slot_takes_another_task_while_the_others_go_on(make):
@@ -195,14 +198,52 @@ def test_a_switch_in_the_background_cannot_be_sent_to_twice(make):
 
 
 def test_a_switch_to_envs_that_do_not_fit_is_delivered_as_an_error(make):
-    env = make("toy/count-10", autoreset="disabled")
+    env = make(CountingEnv, autoreset="disabled")
     env.reset()
     env.send_reset([1], task="gym/CartPole-v1")
     ready = env.recv(1)
     assert ready.slots.tolist() == [1]
     assert "its spaces differ from the batch's" in str(ready.info["error"][0])
-    env.send_reset([1], task="toy/count-3", options={"episodes": [9]})
+    env.send_reset([1], seed=[None, 9, None, None])
     assert env.recv(1).obs["state"][0, :2].tolist() == [9, 0]
+
+
+@pytest.mark.parametrize("wrong", ["gym/CartPole-v1", "no.such.module:env", "raising"])
+def test_a_slot_whose_switch_failed_goes_on_with_the_env_it_had(make, wrong):
+    """It had stayed with the other task, whose failures ended the whole vector env."""
+
+    def raising():
+        raise ValueError("no such luck")
+
+    env = make(CountingEnv, autoreset="disabled")
+    before = env.tasks
+    for _ in range(5):  # more often than a slot may fail
+        env.reset(seed=0)
+        env.send(np.zeros((2, 2), np.float32), [0, 3])
+        env.send_reset([1, 2], task=raising if wrong == "raising" else wrong)
+        errors = {}
+        for _ in range(4):
+            ready = env.recv(1)
+            for slot, error in zip(ready.slots.tolist(), ready.info.get("error", ()), strict=False):
+                errors[slot] = error
+            if not env._ledger.pending:
+                break
+        assert {slot for slot, error in errors.items() if error} == {1, 2}
+        assert env.tasks == before
+    obs, _ = env.reset(seed=0)
+    assert obs["state"][:, 0].tolist() == [0, 1, 2, 3]
+    assert env.step(np.zeros((4, 2), np.float32))[0]["state"][:, 1].tolist() == [1] * 4
+
+
+def test_slots_have_one_task_and_one_kind_of_episodes(make_any):
+    env = make_any("toy/count-10")
+    with pytest.raises(InvalidCall, match="'toy/short' is a set of tasks"):
+        env.switch_task([0], "toy/short")
+    with pytest.raises(InvalidCall, match=r"CountingEnv cannot share a batch .* have seeds"):
+        env.switch_task([0], CountingEnv)
+    with pytest.raises(InvalidCall, match="cannot share a batch with callable/Counting"):
+        make_any(["toy/count-3", CountingEnv])
+    assert env.tasks == ("toy/count-10",) * 4
 
 
 def test_observations_can_be_gathered_later_and_for_any_slots(make):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from fractions import Fraction
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from polyarm import InvalidCall, UnknownName, make_vec
+from polyarm import BuildError, InvalidCall, UnknownName, make_vec
 from polyarm.testing import CountingEnv
 from polyarm.vector.make import specify
 
@@ -98,6 +102,19 @@ def test_an_env_cannot_be_switched_to(make_any):
         ("step_timeout_s", None, "must be a number of seconds above 0, found None"),
         ("step_timeout_s", 0, "must be a number of seconds above 0, found 0"),
         ("build_timeout_s", float("nan"), "must be a number of seconds above 0, found nan"),
+        ("step_timeout_s", 10**400, f"must be a number of seconds above 0, found {10**400}"),
+        ("step_timeout_s", "3", "must be a number of seconds above 0, found '3'"),
+        ("display", None, "must be a name, found None"),
+        ("observer_options", 5, "must be a dict or None, found 5"),
+        ("observed_slots", 5, "must be None or numbers of slots, 0 to 1, found 5"),
+        ("observed_slots", [2], "must be None or numbers of slots, 0 to 1, found [2]"),
+        ("observed_slots", [-1], "must be None or numbers of slots, 0 to 1, found [-1]"),
+        ("observed_slots", ["a"], "must be None or numbers of slots, 0 to 1, found ['a']"),
+        (
+            "observed_slots",
+            [True, False],
+            "must be None or numbers of slots, 0 to 1, found [True, False]",
+        ),
     ],
 )
 def test_counts_and_durations_that_cannot_be_are_refused(refuse, name, value, message):
@@ -166,3 +183,52 @@ def test_tasks_that_no_slot_plays_are_named():
     assert env.tasks == ("toy/count-3",)
     assert str(caught[0].message).endswith("for toy/count-10, toy/count-50")
     assert caught[0].filename == __file__, "it points at the caller's line"
+
+
+@pytest.mark.parametrize("seconds", [np.float32(3), np.int64(3), Fraction(7, 2), 10**300])
+def test_any_number_is_a_duration(make_any, seconds):
+    env = make_any(CountingEnv, num_workers=1, step_timeout_s=seconds, reset_timeout_s=seconds)
+    env.reset(seed=0)
+    env.send(np.zeros((4, 2), np.float32))
+    assert len(env.recv(4, timeout_s=seconds).slots) == 4
+
+
+def test_calls_with_what_makes_no_sense_are_refused(make):
+    env = make(CountingEnv)
+    with pytest.raises(InvalidCall, match="options must be a dict or None, found 5"):
+        env.reset(options=5)
+    with pytest.raises(InvalidCall, match="recv waits for a number of slots, found '1'"):
+        env.recv("1")
+    env.reset(seed=0)
+
+
+def test_a_callable_that_cannot_be_sent_says_so(refuse):
+    lock = threading.Lock()
+
+    def locked():
+        return lock
+
+    assert "locked cannot be sent to a worker: TypeError: cannot pickle" in refuse(
+        InvalidCall, locked
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (spaces.Discrete(3), spaces.Discrete(9)),
+        (spaces.Discrete(3), spaces.Box(0, 3, (), np.int64)),
+        (spaces.MultiBinary(2), spaces.Box(0, 1, (2,), np.int8)),
+        (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([3, 2])),
+    ],
+)
+def test_envs_whose_observations_mean_different_things_share_no_batch(one, other):
+    def env(space):
+        class Env(gymnasium.Env):
+            observation_space, action_space = spaces.Dict(x=space), spaces.Discrete(2)
+
+        return Env
+
+    with pytest.raises(BuildError, match="cannot share a batch"):
+        make_vec([env(one), env(other)], num_envs=2, num_workers=0)
+    make_vec([env(one), env(one)], num_envs=2, num_workers=0).close()

@@ -67,3 +67,18 @@ def test_the_slots_of_a_registered_id_share_its_registration(make_any, register,
     table[0] = 1
     changed = make_any("gym/Table-v0", num_workers=1, num_envs=2)
     assert [one[0] for one in changed.get_attr("table")] == [1, 1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+def test_each_env_has_options_of_its_own(make_any, register, num_workers):
+    class Hoarding(CountingEnv):
+        def __init__(self, held):
+            super().__init__()
+            self.held = held
+            held.append(len(held))
+
+    register("Hoarding-v0", entry_point=Hoarding)
+    given = []
+    env = make_any("gym/Hoarding-v0", num_workers=num_workers, held=given)
+    assert env.get_attr("held") == ([0],) * 4
+    assert given == []

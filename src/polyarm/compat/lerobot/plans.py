@@ -16,7 +16,8 @@ import gymnasium
 from polyarm import registry
 from polyarm.contracts import EnvSpec
 from polyarm.errors import InvalidCall, MissingExtra, UnknownName
-from polyarm.vector.make import TaskLike, specify
+from polyarm.vector.make import specify
+from polyarm.vector.tasks import TaskLike
 
 _log = logging.getLogger(__name__)
 

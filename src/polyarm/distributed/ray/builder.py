@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from polyarm import registry
 from polyarm.distributed.ray.cluster import Cluster, why
 from polyarm.distributed.ray.placement import (
     Node,
@@ -23,7 +22,8 @@ from polyarm.distributed.ray.placement import (
 from polyarm.distributed.ray.shard import EnvNode, Shard
 from polyarm.errors import BuildError, InvalidCall, WorkerError
 from polyarm.vector.episodes import check_default_seed
-from polyarm.vector.make import expand_tasks, specify, tell_left_out
+from polyarm.vector.make import specify
+from polyarm.vector.tasks import expand_tasks, know_indices, tell_left_out
 
 _log = logging.getLogger("polyarm")
 
@@ -61,7 +61,7 @@ class Builder:
             for task in self._tasks
         ]
         self._env_nbytes = env_nbytes(specs)
-        episodic = all(registry.load(spec.suite).episodic for spec in specs)
+        episodic = know_indices(specs)
         check_default_seed(arguments["seed"], self._num_envs, episodic=episodic)
         self.cluster = Cluster(where)  # last: what cannot be built needs none
         self.shards: list[Shard] = []
