@@ -406,5 +406,9 @@ class WorkerEngine:
 
     def _answer(self, slot: int, error: SlotError | None) -> None:
         self.done.append((slot, error))
-        if error is not None and (before := self._before.pop(slot, None)) is not None:
+        if error is None or slot not in self._before:
+            return
+        before = self._before.pop(slot)
+        # Of a death, a neighbour may be guilty, or what the slot held before.
+        if error.kind == "exception" or len(self._owner[slot].slots) == 1:
             self.plans[slot] = before
