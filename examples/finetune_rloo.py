@@ -201,6 +201,8 @@ def evaluate(actor: Actor, options: Options, when: str) -> polyarm.Results:
 
 def main(options: Options) -> None:
     """Clone, evaluate, fine-tune, evaluate, compare."""
+    if min(options.demos, options.group_size - 1, options.seed + 1) < 1:
+        sys.exit("give at least 1 demo, groups of at least 2, and a seed from 0 on")
     torch.set_num_threads(1)  # the network is small, and the envs need the cores
     torch.manual_seed(options.seed)
     actor = clone_expert(options)
@@ -212,6 +214,7 @@ def main(options: Options) -> None:
     after = evaluate(actor, options, "after")
     print(f"A is before, B is after. {compare(before, after).verdict}")
     if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         torch.save(actor.state_dict(), options.out)
 
 

@@ -23,6 +23,7 @@ from polyarm.cli.signals import signals_stop
 from polyarm.distributed import slurm
 from polyarm.distributed.ranks import Share
 from polyarm.errors import RunConflict, StoppedEarly
+from polyarm.training.held_out import held_out_settings
 from polyarm.training.options import TrainOptions
 from polyarm.training.ppo import Update
 from polyarm.training.run import Stop, Training, train
@@ -126,6 +127,8 @@ def _line(update: Update, updates: int) -> str:
     if update.eval_return is not None:
         rate = "" if update.eval_success is None else f"success {update.eval_success:.1%}, "
         parts.append(f"| held-out: {rate}return {update.eval_return:.1f}")
+    if update.eval_errors:
+        parts.append(f"| held-out episodes that failed: {update.eval_errors}")
     return " ".join(parts)
 
 
@@ -154,6 +157,7 @@ def _how_to_evaluate(done: Training, options: TrainOptions) -> str:
         words += ["--cameras", *options.cameras]
     if options.image_size is not None:
         words += ["--image-size", *map(str, options.image_size)]
-    if done.policy.meaning:
-        words += ["--suite-options", *(f"{key}={one}" for key, one in done.policy.meaning.items())]
+    settings = {**done.policy.meaning, **held_out_settings(options)}
+    if settings:
+        words += ["--suite-options", *(f"{key}={one}" for key, one in settings.items())]
     return " ".join(shlex.quote(word) for word in words)

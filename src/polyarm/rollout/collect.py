@@ -103,6 +103,8 @@ def collect(  # noqa: PLR0913  the whole public surface, keyword-only
     Yields:
         Complete groups, in the order in which they are completed unless ``ordered``.
     """
+    if num_groups is not None and num_groups < 1:
+        raise InvalidCall(f"num_groups is at least 1, or None for all, found {num_groups}")
     if group_size < 1:
         raise InvalidCall(f"a group has at least one member, found group_size={group_size}")
     source = iter(keys)

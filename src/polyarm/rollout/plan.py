@@ -126,7 +126,7 @@ def _provenance(spec: EnvSpec, task: TaskLike) -> dict[str, Any]:
     if description is not None:
         about = dict(description.provenance)
     else:
-        carried = ("factory", "carried_registration")
+        carried = ("factory", "_registration")
         settings = {key: value for key, value in spec.options.items() if key not in carried}
         about = {"gymnasium": gymnasium.__version__, **settings}
     if callable(task):

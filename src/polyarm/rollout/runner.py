@@ -29,6 +29,8 @@ from polyarm.rollout.schedule import Schedule
 from polyarm.vector.asynchronous import Ready
 from polyarm.vector.env import VectorEnv
 
+SUCCESS = ("is_success", "success")
+"""Infos by which an env says whether an episode went well; the first that it has counts."""
 _LOOK_UP_S = 0.5
 """How long the loop sleeps at most before it looks at whether it is to stop."""
 _QUICK = 0.1
@@ -390,7 +392,7 @@ def _row(obs: Any, row: int) -> Any:
 
 def succeeded(info: Mapping[str, Any], place: int) -> bool | None:
     """What an env says of an episode that has ended; None if it says nothing."""
-    for name in ("is_success", "success"):
+    for name in SUCCESS:
         values, said = info.get(name), info.get(f"_{name}")
         if values is not None and (said is None or said[place]):
             return bool(np.all(values[place]))

@@ -48,7 +48,8 @@ def suite_settings(options: SuiteOptions) -> dict[str, Any]:
     for spec in specs(options.tasks) if named else ():
         for name in named:
             if name not in spec.options:
-                raise UnknownName(f"option of {spec.suite}", name, spec.options)
+                valid = [option for option in spec.options if not option.startswith("_")]
+                raise UnknownName(f"option of {spec.suite}", name, valid)
     return {**settings, **named}
 
 

@@ -188,7 +188,7 @@ class CallableSuite:
         """Nothing to do: the env sets up its own rendering."""
 
 
-_CARRIED = "carried_registration"
+_CARRIED = "_registration"
 """Option with which an id's registration travels: of which process it is, and as pickled bytes."""
 _LATEST: deque[bytes] = deque(maxlen=4)
 """Registrations that were packed last, so that specs of one id share its bytes, which may be many.

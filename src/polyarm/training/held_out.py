@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from polyarm.distributed.ranks import Share
 from polyarm.distributed.torchrun import ProcessGroup
+from polyarm.errors import PolyarmError
 from polyarm.rollout.evaluator import Evaluator
 from polyarm.rollout.options import EvalOptions
 from polyarm.training.options import HELD_OUT_SEED, TrainOptions
 from polyarm.training.play import training_settings
 from polyarm.training.policy import TrainedPolicy
 from polyarm.vector.tensors import import_torch
+
+_log = logging.getLogger(__name__)
 
 _TRAINING_ONLY = ("max_steps", "terminate_on_success")
 """Options that say when an episode ends; evaluations keep the suite's own rules."""
@@ -25,10 +30,18 @@ class Score:
     Attributes:
         success_rate: Share of successes; None without any episode, or if it was cut short.
         mean_return: Mean undiscounted return; None likewise.
+        errors: Episodes that failed for other reasons.
     """
 
     success_rate: float | None
     mean_return: float | None
+    errors: int = 0
+
+
+def held_out_settings(options: TrainOptions) -> dict[str, Any]:
+    """What suites are told for held-out episodes: all that training is, but when one ends."""
+    settings, _ = training_settings(options)
+    return {name: value for name, value in settings.items() if name not in _TRAINING_ONLY}
 
 
 class HeldOutEvaluation:
@@ -51,8 +64,7 @@ class HeldOutEvaluation:
         start, end = bounds[rank.number], bounds[rank.number + 1]
         if start == end:
             return None
-        settings, _ = training_settings(options)
-        kept = {name: value for name, value in settings.items() if name not in _TRAINING_ONLY}
+        settings = held_out_settings(options)
         evaluation = EvalOptions(
             policy="ppo",
             task=options.task,
@@ -64,7 +76,7 @@ class HeldOutEvaluation:
             cameras=options.cameras,
             image_size=options.image_size,
             display=options.display,
-            suite_options=tuple(f"{name}={value}" for name, value in kept.items()),
+            suite_options=tuple(f"{name}={one}" for name, one in settings.items()),
         )
         return Evaluator(options.tasks, evaluation)
 
@@ -73,32 +85,38 @@ class HeldOutEvaluation:
         torch = import_torch()
         sums = torch.tensor(self._own_part(policy), dtype=torch.float64)
         group.total([sums])
-        count, successes, returns, missing = sums.tolist()
+        count, successes, returns, errors, missing = sums.tolist()
         if missing or not count:
-            return Score(None, None)
-        return Score(successes / count, returns / count)
+            return Score(None, None, int(errors))
+        return Score(successes / count, returns / count, int(errors))
 
-    def _own_part(self, policy: TrainedPolicy) -> tuple[float, float, float, float]:
-        """Of this rank's episodes: how many count, successes, returns, how many are missing."""
+    def _own_part(self, policy: TrainedPolicy) -> tuple[float, float, float, float, float]:
+        """Of this rank: episodes that count, successes, returns, errors, missing episodes."""
         if self._must_end():
-            return 0, 0, 0, 1
-        self._evaluator = evaluator = self._evaluator or self._begin()
-        if evaluator is None:
-            return 0, 0, 0, 0
-        results = evaluator.run({"": policy}, lambda _: self._look_up(evaluator))
+            return 0, 0, 0, 0, 1
+        try:
+            self._evaluator = evaluator = self._evaluator or self._begin()
+            if evaluator is None:
+                return 0, 0, 0, 0, 0
+            results = evaluator.run({"": policy}, lambda _: self._look_up(evaluator))
+        except PolyarmError as error:  # nothing of it is worth what was learnt
+            _log.warning("held-out episodes cannot be played: %s", str(error))
+            self.close()
+            return 0, 0, 0, 0, 1
         played = [one for one in results.episodes if one.outcome != "error"]
         successes = sum(one.outcome == "success" for one in played)
         returns = sum(one.total_reward for one in played)
-        return len(played), successes, returns, results.missing
+        return len(played), successes, returns, results.errors, results.missing
 
     def _look_up(self, evaluator: Evaluator) -> None:
         if self._must_end():
             evaluator.stop()
 
     def close(self) -> None:
-        """Close the envs."""
-        if self._evaluator is not None:
-            self._evaluator.close()
+        """Close the envs; another evaluation makes new ones."""
+        evaluator, self._evaluator = self._evaluator, None
+        if evaluator is not None:
+            evaluator.close()
 
     def __enter__(self) -> HeldOutEvaluation:
         return self

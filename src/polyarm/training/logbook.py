@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +21,7 @@ from polyarm.training.ppo import Update
 _log = logging.getLogger(__name__)
 
 _METRICS = "metrics.jsonl"
+_TENSORBOARD = "tensorboard"
 _SMOOTHED = 10
 
 
@@ -31,7 +32,7 @@ class Logbook:
         folder: Where it is.
         options: What is run.
         job: What starts this process again if it ends, see `RunLock`.
-        fresh: Whether to forget what an earlier run has left; asked once the folder is ours.
+        fresh: Whether to begin anew; asked once the folder is ours.
         waiting: Called while a predecessor in the same job is waited for; it may raise.
 
     Raises:
@@ -56,14 +57,17 @@ class Logbook:
         with _writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = RunLock(folder / "lock", job=job, waiting=waiting)
-            if fresh():
-                self._forget()
+            self._fresh = fresh()
         self._sinks: list[ScalarLog] = []
 
-    def _forget(self) -> None:
-        for name in (_METRICS, "checkpoint.pt", "curve.png"):
-            (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+    def begin_anew(self) -> None:
+        """Forget what an earlier run has left, if that was asked for; all else is ready by now."""
+        if not self._fresh:
+            return
+        with _writing_to(self.folder):
+            for name in (_METRICS, "checkpoint.pt", "curve.png"):
+                (self.folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / _TENSORBOARD, ignore_errors=True)
 
     def go_on_after(self, number: int) -> None:
         """Begin behind this update; forget what came later, which no checkpoint holds."""
@@ -73,20 +77,25 @@ class Logbook:
             part.write_text("".join(f"{json.dumps(one)}\n" for one in kept))
             part.replace(path)
         config = {"options": plain(self._options.shaping())}
-        for sink in self._options.sinks:
-            name = self.folder.name
-            log = open_log(sink, run_name=name, folder=self.folder, config=config)
-            self._sinks.append(log)
+        with _writing_to(self.folder):
+            # It would show what came later, too, beside what will come now.
+            shutil.rmtree(self.folder / _TENSORBOARD, ignore_errors=True)
+            for sink in self._options.sinks:
+                name = self.folder.name
+                log = open_log(sink, run_name=name, folder=self.folder, config=config)
+                self._sinks.append(log)
+                for one in kept if sink == _TENSORBOARD else ():
+                    _log_to(log, one)
 
     def enter(self, update: Update) -> None:
         """Note an update."""
         self._lock.beat()
         values = asdict(update)
-        with _writing_to(self.folder), (self.folder / _METRICS).open("a") as file:
-            file.write(f"{json.dumps(values)}\n")
-        known = {name: float(value) for name, value in values.items() if value is not None}
-        for sink in self._sinks:
-            sink.log({f"train/{name}": value for name, value in known.items()}, update.steps)
+        with _writing_to(self.folder):
+            with (self.folder / _METRICS).open("a") as file:
+                file.write(f"{json.dumps(values)}\n")
+            for sink in self._sinks:
+                _log_to(sink, values)
 
     def draw(self) -> None:
         """Draw the learning curve, where matplotlib is installed."""
@@ -100,6 +109,11 @@ class Logbook:
         for sink in self._sinks:
             sink.close()
         self._lock.release()
+
+
+def _log_to(sink: ScalarLog, values: Mapping[str, Any]) -> None:
+    known = {f"train/{name}": float(one) for name, one in values.items() if one is not None}
+    sink.log(known, values["steps"])
 
 
 @contextmanager

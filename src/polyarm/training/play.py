@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from polyarm.contracts import STREAM
 from polyarm.distributed.ranks import Share
 from polyarm.errors import InvalidCall, PolicyError
+from polyarm.rollout.runner import SUCCESS, succeeded
 from polyarm.rollout.suite_settings import check_fast, pose_actions, specs, suite_settings
 from polyarm.training.options import TrainOptions
 from polyarm.training.spaces import Acts, Leaves, Sight
@@ -94,7 +95,6 @@ class Play:
             cameras=options.cameras,
             image_size=options.image_size,
             ring=options.horizon + 1,
-            frames="last" if options.cameras else "none",
             display=options.display,
             **settings,
         )
@@ -110,6 +110,7 @@ class Play:
         self._returns, self._lengths = np.zeros(count), np.zeros(count, np.int64)
         self._frames_valid = np.ones((horizon, count), np.bool_)
         self._failed = np.zeros(count, np.bool_)
+        self._begun_in_vain = 0
         self.tally, self.last_error, self.judges = Tally(), "", False
 
     def begin(self, after: dict[str, Any] | None = None, *, update: int = 0) -> None:
@@ -124,18 +125,29 @@ class Play:
         if self.envs.episodic:
             played = 0 if after is None else int(max(after["episodes"])) + 1
             start = max(first, played - seed * STREAM)
-            self.envs.reset(seed=seed, options={"start": start})
+            self._reset(seed, {"start": start})
         else:
             words = np.random.SeedSequence([seed, rank, update]).generate_state(1)
-            self.envs.reset(seed=int(words[0]))
+            self._reset(int(words[0]), {})
         self._since = [np.empty(0)] * self.envs.num_envs
         self._returns[:], self._lengths[:] = 0.0, 0
+
+    def _reset(self, seed: int, options: dict[str, Any]) -> None:
+        """Reset all envs; one that cannot begin its episode goes on with the next, as any does."""
+        self.envs.send_reset(seed=seed, options=options)
+        ready = self.envs.recv(self.envs.num_envs)
         self._failed[:] = False
+        if "_error" in ready.info:
+            failed = ready.info["_error"]
+            self._failed[ready.slots[failed]] = True
+            self._begun_in_vain = int(failed.sum())
+            self.last_error = str(ready.info["error"][failed][-1])
 
     def begin_rollout(self) -> Leaves:
         """Carry the newest observation to row 0; gives the ring as tensors ``(T + 1, N, …)``."""
         self.envs.rewind()
-        self._actions, self.tally = [], Tally()
+        self._actions, self.tally = [], Tally(errors=self._begun_in_vain)
+        self._begun_in_vain = 0
         torch = import_torch()
         seen = self.sight.leaves(self.envs.history()["obs"], leading=2)
         return {key: torch.from_numpy(value) for key, value in seen.items()}
@@ -149,9 +161,9 @@ class Play:
         else:
             _, rewards, terminated, truncated, info = self.envs.step_chunk(actions)
             rewards = rewards.sum(axis=1)
-        if self._options.cameras:
+        if self.sight.pictures:
             self._frames_valid[row] = info["frame_valid"]
-        self.judges |= "is_success" in info
+        self.judges |= any(name in info for name in SUCCESS)
         self._returns += rewards
         self._lengths += info["steps"]
         self._failed[:] = info.get("_error", False)
@@ -169,10 +181,9 @@ class Play:
         tally.episodes += int(ended.sum())
         tally.returns += float(self._returns[ended].sum())
         tally.lengths += int(self._lengths[ended].sum())
-        if "is_success" in info:
-            judged = ended & np.asarray(info.get("_is_success", True))
-            tally.judged += int(judged.sum())
-            tally.successes += int(np.asarray(info["is_success"])[judged].sum())
+        said = [succeeded(info, slot) for slot in np.flatnonzero(ended).tolist()]
+        tally.judged += sum(one is not None for one in said)
+        tally.successes += sum(one is True for one in said)
         self._returns[ended], self._lengths[ended] = 0.0, 0
 
     def end_rollout(self, leaves: Leaves) -> Steps:

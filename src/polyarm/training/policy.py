@@ -17,6 +17,8 @@ from polyarm.training.checkpoints import read_checkpoint
 from polyarm.training.devices import chosen_device
 from polyarm.vector.tensors import import_torch
 
+_ROWS = 16
+"""Of every forward pass: a row's last bits depend on how many there are, and so would scores."""
 _SHAPING = ("arm_mode", "control", "gripper", "robot_setup", "goal", "task_state")
 """Options of suites that change what an action or a state means."""
 
@@ -34,6 +36,7 @@ class TrainedPolicy:
         self.meaning = dict(meaning or {})
         self.execute = agent.chunk
         self.needs_frames = bool(agent.sight.pictures)
+        self.row_independent = self._places_are_alike()
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
@@ -64,13 +67,38 @@ class TrainedPolicy:
         Raises:
             PolicyError: The observation is not of the kind that it was trained on.
         """
+        leaves = _leaves(self._agent, batch.obs)
+        parts = [
+            self._decide({key: leaf[start : start + _ROWS] for key, leaf in leaves.items()})
+            for start in range(0, len(batch), _ROWS)
+        ]
+        return self._agent.acts.to_env(np.concatenate(parts))
+
+    def _decide(self, leaves: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """Choices for at most `_ROWS` rows, always beside so many: others round otherwise."""
         torch = import_torch()
         agent = self._agent
-        leaves = _leaves(agent, batch.obs)
+        count = len(next(iter(leaves.values())))
+        rows = [*range(count), *[0] * (_ROWS - count)]
         with torch.inference_mode():
-            seen = agent.inputs({key: torch.from_numpy(leaf) for key, leaf in leaves.items()})
-            chosen = agent.likeliest(agent.decide(seen))
-        return agent.acts.to_env(chosen.cpu().numpy())
+            seen = agent.inputs({key: torch.from_numpy(leaf[rows]) for key, leaf in leaves.items()})
+            chosen: NDArray[Any] = agent.likeliest(agent.decide(seen)).cpu().numpy()
+        return chosen[:count]
+
+    def _places_are_alike(self) -> bool:
+        """Whether this machine rounds a row in the same way at every place of a batch."""
+        sight, random = self._agent.sight, np.random.default_rng(0)
+        leaves: dict[str, NDArray[Any]] = {
+            key: random.integers(0, 256, (_ROWS, *shape), np.uint8)
+            for key, shape in zip(sight.pictures, sight.shapes, strict=True)
+        }
+        if sight.state_size:
+            leaves["state"] = random.normal(size=(_ROWS, sight.state_size)).astype(np.float32)
+        mixed = self._decide(leaves)
+        return all(
+            (self._decide({key: leaf[[row] * _ROWS] for key, leaf in leaves.items()}) == one).all()
+            for row, one in enumerate(mixed)
+        )
 
 
 def _leaves(agent: Agent, obs: Any) -> dict[str, NDArray[Any]]:

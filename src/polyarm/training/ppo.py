@@ -50,6 +50,7 @@ class Update:
         success_rate: Share of successes among them, where envs say so.
         eval_success: Success rate of the evaluation after this update, if there was one.
         eval_return: Its mean return.
+        eval_errors: Its episodes that failed for other reasons, and are in neither.
         train_s: Seconds of training so far, evaluations included.
         steps_per_s: Env steps per second, learning included, of this update.
     """
@@ -74,6 +75,7 @@ class Update:
     steps_per_s: float
     eval_success: float | None = None
     eval_return: float | None = None
+    eval_errors: int = 0
 
 
 def advantages(steps: Steps, values: Array, gamma: float, gae_lambda: float) -> Array:

@@ -42,10 +42,20 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
+        self._end: float | None = None
 
     def __call__(self) -> None:
         """Ask."""
         self.asked = True
+
+    def after(self, limit_s: float | None) -> None:
+        """Ask when so many seconds have passed from now on."""
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+
+    @property
+    def time_is_up(self) -> bool:
+        """Whether they have."""
+        return self._end is not None and time.monotonic() > self._end
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ def train(
     """
     options.check()
     share, stop = share or Share.current(options), stop or Stop()
+    stop.after(seconds(options.stop_after))
     if options.fresh and (why := why_not_anew(alone=share.rank.world == 1)) is not None:
         raise InvalidCall(why)
     import_torch()
@@ -125,7 +136,7 @@ def train(
         require_gpus_apart(device, group)
         if is_gpu(device):
             stack.enter_context(group.over_gpus())
-        held_out = HeldOutEvaluation(options, share, lambda: stop.asked)
+        held_out = HeldOutEvaluation(options, share, lambda: stop.asked or stop.time_is_up)
         stack.enter_context(held_out)
         usual = stack.enter_context(threads(1))
         learner = Learner(options, play, group, device=device, usual_threads=usual)
@@ -173,21 +184,21 @@ class _Run:
         for number in range(first + 1, options.train_updates + 1):
             update = learner.update(number)
             last = number == options.train_updates
+            due = options.checkpoint_every and number % options.checkpoint_every == 0
             if options.eval_every and (number % options.eval_every == 0 or last):
-                score = self._held_out.score(self._policy, self._group)
-                judged = score.success_rate if learner.play.judges else None
-                update = replace(update, eval_success=judged, eval_return=score.mean_return)
-            spent = time.perf_counter() - began
-            update = replace(update, train_s=self._before_s + spent)
+                if due:  # what was learnt is worth more than what an evaluation may run into
+                    self._save(update, self._before_s + time.perf_counter() - began)
+                update = self._evaluated(update)
+            spent = self._before_s + time.perf_counter() - began
+            update = replace(update, train_s=spent)
             updates.append(update)
             if self._book is not None:
                 self._book.enter(update)
             if self._group.leads:
                 progress(update)
-            stopping, asked = self._agreed_to_stop(spent)
-            due = options.checkpoint_every and number % options.checkpoint_every == 0
+            stopping, asked = self._agreed_to_stop()
             if due or stopping or last:
-                self._save(update)
+                self._save(update, spent)
             if stopping:
                 break
         return Training(
@@ -203,21 +214,30 @@ class _Run:
             last_error=learner.play.last_error,
         )
 
-    def _agreed_to_stop(self, spent_s: float) -> tuple[bool, bool]:
+    def _evaluated(self, update: Update) -> Update:
+        """With how held-out episodes went."""
+        score = self._held_out.score(self._policy, self._group)
+        judged = score.success_rate if self._learner.play.judges else None
+        return replace(
+            update,
+            eval_success=judged,
+            eval_return=score.mean_return,
+            eval_errors=score.errors,
+        )
+
+    def _agreed_to_stop(self) -> tuple[bool, bool]:
         """Whether all ranks end after this update, and whether any of them was asked to.
 
         A rank that is asked from now on was asked too late to be the reason.
         """
-        limit = seconds(self._options.stop_after)
-        time_is_up = limit is not None and spent_s > limit
-        flags = import_torch().tensor([float(self._stop.asked), float(time_is_up)])
+        flags = import_torch().tensor([float(self._stop.asked), float(self._stop.time_is_up)])
         self._group.total([flags])
         asked, out_of_time = (flags > 0).tolist()
         return asked or out_of_time, asked
 
     # The checkpoint.
 
-    def _save(self, update: Update) -> None:
+    def _save(self, update: Update, spent_s: float) -> None:
         self._require_equal_weights()
         learner, path = self._learner, self._path
         if path is None:
@@ -225,7 +245,7 @@ class _Run:
         own = {"play": learner.play.state_dict(), "generator": learner.generator.get_state()}
         ranks = self._group.gather(own)
         if self._book is not None:
-            progress = {"update": update.number, "train_s": update.train_s}
+            progress = {"update": update.number, "train_s": spent_s}
             saved = {
                 "options": self._options.shaping(),
                 "meaning": meaning_of(learner.play.envs.specs),
@@ -272,6 +292,8 @@ class _Run:
     def _checkpoint(self) -> tuple[dict[str, Any] | None, list[Any]]:
         """What all ranks go on from, and each one's own part; None where nothing was written."""
         path, world = self._path, self._group.rank.world
+        if self._book is not None:
+            self._book.begin_anew()
         if path is None or not path.is_file():
             return None, []
         saved = read_checkpoint(path)

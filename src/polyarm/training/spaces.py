@@ -46,6 +46,11 @@ class Sight:
             InvalidCall: Neither a state nor a picture.
         """
         if isinstance(space, Box):
+            if space.dtype == np.uint8 and len(space.shape) == 3 and not _is_picture(space):
+                raise InvalidCall(
+                    f"train looks at frames that are uint8 (H, W, C) with 1, 3 or 4 channels, found"
+                    f" {space}"
+                )
             if _is_picture(space):
                 return cls(0, (_PICTURE,), (space.shape,), bare=True)
             return cls(math.prod(space.shape), bare=True)
@@ -57,6 +62,12 @@ class Sight:
         }
         state = boxes.get(_STATE)
         size = math.prod(state.shape) if isinstance(state, Box) else 0
+        odd = [key for key in boxes if key.startswith(_PICTURE) and key not in pictures]
+        if odd:
+            raise InvalidCall(
+                f"train looks at frames that are uint8 (H, W, C) with 1, 3 or 4 channels, and"
+                f" {odd[0]!r} is {boxes[odd[0]]}"
+            )
         if not size and not pictures:
             raise InvalidCall(
                 f"train needs a 'state', frames ('pixels/…') or a Box to look at, found {space}"
@@ -182,4 +193,4 @@ class Acts:
 
 
 def _is_picture(space: Box) -> bool:
-    return space.dtype == np.uint8 and len(space.shape) == 3
+    return space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] in (1, 3, 4)

@@ -186,3 +186,10 @@ def test_an_interrupt_around_any_call_leaves_the_env_usable(make, monkeypatch, c
             with pytest.raises(KeyboardInterrupt):
                 list(collect(Noisy(), keys(None), group_size=3, env=env))
         assert len(list(collect(Noisy(), keys(4), group_size=3, env=env))) == 4
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_groups_are_not_all_of_them(number):
+    keys = [EpisodeKey("toy", "count-3", index) for index in range(3)]
+    with pytest.raises(InvalidCall, match="num_groups is at least 1"):
+        next(collect("zero", keys, group_size=1, num_groups=number, num_envs=1, num_workers=0))

@@ -5,6 +5,7 @@ import pytest
 
 from polyarm.distributed.ranks import Rank, Share
 from polyarm.errors import PolicyError
+from polyarm.testing import CountingEnv
 from polyarm.training.options import TrainOptions
 from polyarm.training.play import Play, training_settings
 
@@ -163,3 +164,14 @@ def test_training_goes_on_after_a_success_unless_it_is_told_not_to():
     told = TrainOptions(task="metaworld/reach-v3", suite_options=("terminate_on_success=true",))
     assert training_settings(told)[0] == {"terminate_on_success": True}
     assert "terminate_on_success" not in training_settings(TrainOptions(task="toy/count-3"))[0]
+
+
+def test_frames_that_gymnasium_envs_bring_are_seen():
+    def env():
+        return CountingEnv(length=5)
+
+    options = TrainOptions(task="toy/count-10", num_envs=2, num_workers=0, horizon=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyarm.training.play.all_tasks", lambda *_: [env])
+        with Play(options, Share(Rank(0, 1), (2,))) as play:
+            assert play.sight.pictures == ("pixels/front",)

@@ -4,12 +4,14 @@ import io
 import json
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from polyarm.cli import train as command
 from polyarm.contracts import Batch, EnvSpec, EpisodeKey
 from polyarm.distributed.ranks import Rank, Share
 from polyarm.distributed.torchrun import ProcessGroup
@@ -21,6 +23,9 @@ from polyarm.errors import (
     StorageError,
     UnknownName,
 )
+from polyarm.report.results import Results
+from polyarm.rollout.evaluator import Evaluator
+from polyarm.testing import CountingEnv
 from polyarm.training import load, ppo, run
 from polyarm.training.checkpoints import read_checkpoint, write_checkpoint
 from polyarm.training.held_out import Score
@@ -534,3 +539,107 @@ def test_more_tasks_than_envs_are_refused_before_anything_is_made(tmp_path):
     with pytest.raises(UnknownName, match="no-such"):
         run.train(toy(task="toy/no-such", out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_learnt_is_saved_before_an_evaluation_and_survives_it(
+    tmp_path, monkeypatch, caplog
+):
+    def failing(*_):
+        assert read_checkpoint(tmp_path / "checkpoint.pt")["progress"]["update"] in (2, 4)
+        raise PolicyError("no licence for more envs")
+
+    monkeypatch.setattr(Evaluator, "run", failing)
+    done = train(toy(eval_every=2, checkpoint_every=2, out=str(tmp_path)))
+    assert [update.eval_return for update in done.updates] == [None] * 4
+    said = "held-out episodes cannot be played: no licence for more envs"
+    assert [record.getMessage() for record in caplog.records].count(said) == 2
+
+
+def test_held_out_episodes_that_fail_are_counted(monkeypatch):
+    usual = Evaluator.run
+
+    def run_some(self, *arguments):
+        results = usual(self, *arguments)
+        failed = [replace(one, outcome="error") for one in results.episodes[:2]]
+        return Results([*failed, *results.episodes[2:]], results.planned)
+
+    monkeypatch.setattr(Evaluator, "run", run_some)
+    (update,) = train(toy(train_updates=1, eval_every=1, eval_episodes=5)).updates
+    assert (update.eval_errors, update.eval_success) == (2, 1.0)
+    assert "held-out episodes that failed: 2" in command._line(update, 1)
+
+
+def test_time_that_is_up_cuts_an_evaluation_short():
+    begun = time.monotonic()
+    done = train(toy(eval_every=1, eval_episodes=10**5, stop_after="1s"))
+    assert time.monotonic() - begun < 30
+    assert done.stopped
+    assert not done.asked
+    assert done.updates[-1].eval_return is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [({"device": "cuda"}, InvalidCall), ({"cameras": ("no-such",)}, UnknownName)],
+    ids=["device", "camera"],
+)
+def test_nothing_is_forgotten_for_a_training_that_cannot_begin(tmp_path, wrong, error, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    train(toy(out=str(tmp_path)))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(error):
+        train(toy(out=str(tmp_path), fresh=True, **wrong))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    assert train(toy(out=str(tmp_path), fresh=True)).resumed == 0
+
+
+def test_an_episode_that_cannot_begin_is_an_error_like_any_other(monkeypatch):
+    """The first ones had been tried again and again, until the vector env gave up."""
+    usual, begun = CountingEnv.reset, []
+
+    def reset(self, **options):
+        begun.append(options["options"]["episode"])
+        if len(begun) == 1:
+            raise ValueError("no such luck")
+        return usual(self, **options)
+
+    monkeypatch.setattr(CountingEnv, "reset", reset)
+    done = train(toy(num_envs=1, train_updates=2))
+    assert begun == [0, 1, 2]
+    assert done.errors == 1
+    assert "no such luck" in done.last_error
+    assert done.steps == 2 * 7 - 2  # the reset that followed, and the one after an episode's end
+
+
+def test_success_is_what_an_evaluation_takes_for_it(monkeypatch):
+    info = CountingEnv._info
+    monkeypatch.setattr(CountingEnv, "_info", lambda self: {"success": info(self)["is_success"]})
+    done = train(toy(task="toy/count-3"))
+    assert done.updates[-1].success_rate == 1.0
+
+
+def test_dashboards_show_no_update_that_was_lost(tmp_path):
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="pip install tensorboard"
+    )
+    shown = {"report_to": "tensorboard", "out": str(tmp_path), "checkpoint_every": 2}
+    train(toy(**shown, train_updates=3))
+    saved = read_checkpoint(tmp_path / "checkpoint.pt")
+    saved["progress"]["update"] = 2  # as after a kill in the third
+    write_checkpoint(tmp_path / "checkpoint.pt", saved)
+    train(toy(**shown, train_updates=5))
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    found = events.EventAccumulator(str(folder)).Reload()
+    (tag,) = [tag for tag in found.Tags()["tensors"] if tag == "train/number"]
+    assert [one.tensor_proto.float_val[0] for one in found.Tensors(tag)] == [1, 2, 3, 4, 5]
+
+
+def test_a_dashboard_on_a_full_disk_is_told_as_such(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="pip install tensorboard")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("polyarm.training.logbook._log_to", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        train(toy(report_to="tensorboard", out=str(tmp_path)))

@@ -94,3 +94,16 @@ def test_they_are_the_same_after_a_file(acts):
 def test_sight_is_the_same_after_a_file():
     sight = Sight.of(Dict({"state": Box(-1, 1, (2,)), "pixels/front": IMAGE}))
     assert Sight.from_dict(sight.as_dict()) == sight
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(0, 255, (3, 40, 30), np.uint8),
+        Dict({"pixels/a": Box(0, 255, (3, 40, 30), np.uint8)}),
+        Dict({"state": Box(-1, 1, (2,)), "pixels/a": Box(0, 1, (40, 30, 3))}),
+    ],
+)
+def test_frames_that_are_laid_out_otherwise_are_refused(space):
+    with pytest.raises(InvalidCall, match=r"uint8 \(H, W, C\) with 1, 3 or 4 channels"):
+        Sight.of(space)

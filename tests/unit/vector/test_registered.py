@@ -62,7 +62,7 @@ def test_the_slots_of_a_registered_id_share_its_registration(make_any, register,
     register("Table-v0", entry_point=TableEnv, kwargs={"table": table})
     env = make_any("gym/Table-v0", num_envs=16)
     env.switch_task([3], "gym/Table-v0")
-    assert len({id(spec.options["carried_registration"][1]) for spec in env.specs}) == 1
+    assert len({id(spec.options["_registration"][1]) for spec in env.specs}) == 1
     assert len(packed) <= 5
     table[0] = 1
     changed = make_any("gym/Table-v0", num_workers=1, num_envs=2)
