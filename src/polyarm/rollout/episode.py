@@ -53,7 +53,6 @@ class RunningEpisode:
         generator: The policy's noise.
         steps: Env steps made so far.
         sent: The actions that were sent last, ``(k, …)``; None if the env's expert acts.
-        sent_at: When that was, by `time.monotonic`.
         max_reward: The largest reward so far.
         result: How it went, once it has ended.
     """
@@ -68,7 +67,6 @@ class RunningEpisode:
         self.steps = 0
         self.invalid_actions = 0
         self.sent: Array | None = None
-        self.sent_at = 0.0
         self.result: EpisodeResult | None = None
         self._queue = ActionQueue(options.execute, options.ensemble)
         self._keep = options.keep

@@ -97,7 +97,6 @@ class Runner:
             timeout_s=options.policy_timeout_s,
         )
         self._known = _known_tasks(env.tasks)
-        self._tasks = list(env.tasks)
         self._idle = set(range(env.num_envs))
         self._episodes: dict[int, RunningEpisode] = {}
         self._deciding: dict[int, float] = {}
@@ -157,13 +156,13 @@ class Runner:
         """Give free slots the next episodes; returns those that there is no hope for."""
         same: list[tuple[int, EpisodeKey]] = []
         given_up: list[RunningEpisode] = []
+        held = self._env.tasks if self._idle else ()
         for slot in sorted(self._idle):
-            if (key := self._next(slot, given_up)) is None:
+            if (key := self._next(held[slot], given_up)) is None:
                 break
             self._begin(slot, key)
-            switched = key.name != self._tasks[slot]
+            switched = key.name != held[slot]
             if switched or key in self._options.reset_options:
-                self._tasks[slot] = key.name
                 self._send_resets([(slot, key)], task=key.name if switched else None)
             else:
                 same.append((slot, key))
@@ -171,9 +170,9 @@ class Runner:
             self._send_resets(same)
         return given_up
 
-    def _next(self, slot: int, given_up: list[RunningEpisode]) -> EpisodeKey | None:
-        """The next episode for a slot; tasks that cannot be built are given up on the way."""
-        while not self.stopping and (key := self._schedule.next(self._tasks[slot])) is not None:
+    def _next(self, task: str, given_up: list[RunningEpisode]) -> EpisodeKey | None:
+        """The next episode for a slot with a task; those that cannot be built are given up."""
+        while not self.stopping and (key := self._schedule.next(task)) is not None:
             if len(self._build_errors.get(key.name, ())) < _HOPELESS:
                 return key
             given_up += self._give_up(key)
@@ -293,7 +292,6 @@ class Runner:
         keep = self._options.episode.keep
         obs = self._env.observe(slots) if keep else None
         for row, slot in enumerate(slots):
-            self._episodes[slot].sent_at = now
             if keep:
                 self._episodes[slot].note(_row(obs, row))
         self._env.send_expert(self._expert_steps, slots)
@@ -379,7 +377,6 @@ class Runner:
             own = {name: values[row] for name, values in extras.items()}
             sent = episode.decided(actions[row], own, _row(batch.obs, row))
             episode.took("policy", self._caller.last_s / len(slots))
-            episode.sent_at = time.monotonic()
             chunks.setdefault(len(sent), []).append((slot, sent))
             del self._deciding[slot]
         for group in chunks.values():

@@ -105,7 +105,8 @@ class AsynchronousEnv(BlockEnv):
             slots: The slots; None for all.
             seed: As in `reset`.
             options: As in `reset`; ``observed`` lists an `ObservedEpisode` per slot, for observers.
-            task: Another task for these slots; they are given new envs first, in the background.
+            task: Another task for these slots; they are given new envs first, in the background. If
+                that fails, they have their old task again; `tasks` says which.
         """
         self._require_open()
         chosen = self._ledger.idle(slots, "send_reset")
