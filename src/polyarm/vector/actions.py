@@ -8,13 +8,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from polyarm.contracts import to_host
 from polyarm.errors import InvalidAction
-from polyarm.vector.layout import Array, Leaf, pick
-
-Slots = NDArray[np.intp]
+from polyarm.vector.layout import Array, Leaf, Slots, pick
 
 
 class ActionCheck:

@@ -11,10 +11,10 @@ import numpy as np
 
 from polyarm.errors import InvalidCall
 from polyarm.vector.arguments import is_int
-from polyarm.vector.block_env import BlockEnv, Slots
+from polyarm.vector.block_env import BlockEnv
 from polyarm.vector.board import Op
 from polyarm.vector.episodes import Seed, deal_options
-from polyarm.vector.layout import Array
+from polyarm.vector.layout import Array, Slots
 
 
 class Ready(NamedTuple):

@@ -24,14 +24,12 @@ from polyarm.vector.deliveries import InfoAssembler
 from polyarm.vector.engine import Engine
 from polyarm.vector.episodes import Episodes
 from polyarm.vector.gpu_copies import GpuCopies
-from polyarm.vector.layout import Array
+from polyarm.vector.layout import Array, Slots
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.switching import BatchFit, Switches
 from polyarm.vector.worker import SlotPlan
-
-Slots = NDArray[np.intp]
 
 _CLOSE_S = 3.0
 _MODES = {

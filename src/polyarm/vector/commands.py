@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyarm.errors import EnvCallError, SlotError
 from polyarm.vector.board import EPOCH_SHIFT, Command, Op
@@ -20,11 +19,10 @@ from polyarm.vector.engine import Done, Engine
 from polyarm.vector.envcalls import CallMode
 from polyarm.vector.episodes import Episodes
 from polyarm.vector.interrupts import HandlersWait
+from polyarm.vector.layout import Slots
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.worker import SlotPlan
-
-Slots = NDArray[np.intp]
 
 _ROW = int(Command.ROW)
 _FAILURE = itemgetter(1)

@@ -12,11 +12,10 @@ from polyarm.errors import SlotError
 from polyarm.vector.board import Result
 from polyarm.vector.engine import Engine
 from polyarm.vector.infos import delivered_name, learn_schema, merge_info
+from polyarm.vector.layout import Slots
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.user_warnings import warn_user
-
-Slots = NDArray[np.intp]
 
 _ENOUGH = 32
 """Infos of one slot's steps after which nobody is waited for that has not made any yet."""

@@ -15,12 +15,11 @@ import numpy as np
 from polyarm.errors import BuildError, InvalidCall
 from polyarm.vector.asynchronous import AsynchronousEnv
 from polyarm.vector.attribute import Attribute
-from polyarm.vector.block_env import Slots
 from polyarm.vector.board import Op
 from polyarm.vector.deliveries import widen
 from polyarm.vector.envcalls import check_callable
 from polyarm.vector.episodes import Seed
-from polyarm.vector.layout import Array
+from polyarm.vector.layout import Array, Slots
 
 if TYPE_CHECKING:
     from polyarm.vector.torch_env import TorchVectorEnv

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from polyarm.contracts import STREAM
 from polyarm.errors import InvalidCall
 from polyarm.vector.board import EPISODIC, SEEDED, Board, Command
+from polyarm.vector.layout import Slots
 
-Slots = NDArray[np.intp]
 Seed = int | Sequence[int | None] | NDArray[np.integer[Any]] | None
 
 _NO_SEED = 2**62

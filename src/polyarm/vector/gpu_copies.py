@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyarm.vector.layout import Array, Leaf, Path
+from polyarm.vector.layout import Array, Leaf, Path, Slots
 from polyarm.vector.ring import Ring
 from polyarm.vector.tensors import Tensor, import_torch
 
 log = logging.getLogger("polyarm")
 
-Slots = NDArray[np.intp]
 
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for all GPUs of the process."""

@@ -23,6 +23,8 @@ from polyarm.errors import UnsupportedSpace
 
 Path = tuple[str, ...]
 Array = NDArray[Any]
+Slots = NDArray[np.intp]
+"""Rows of the batch, by number."""
 
 _LINE = 64
 _PAGE = 4096

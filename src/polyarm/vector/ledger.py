@@ -11,11 +11,9 @@ from polyarm.errors import InvalidCall, SlotError
 from polyarm.vector.engine import Engine
 from polyarm.vector.episodes import Episodes
 from polyarm.vector.interrupts import HandlersWait
-from polyarm.vector.layout import Array
+from polyarm.vector.layout import Array, Slots
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import Autoreset
-
-Slots = NDArray[np.intp]
 
 _SLOT_TYPE = np.dtype(np.intp)
 

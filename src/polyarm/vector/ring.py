@@ -12,15 +12,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from numpy.typing import NDArray
 
 from polyarm.errors import InvalidCall
 from polyarm.vector.board import Board
-from polyarm.vector.layout import Array, BlockLayout, Path, nest
+from polyarm.vector.layout import Array, BlockLayout, Path, Slots, nest
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.segments import Chunk, Segments
 
-Slots = NDArray[np.intp]
 _POISON_BYTE = 0xDB
 _ASIDE = -1
 """In place of a row: the slot's last observation is kept outside the block."""

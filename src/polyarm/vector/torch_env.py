@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyarm.contracts import map_leaves, stack_leaves, to_host
 from polyarm.vector.gpu_copies import GpuCopies
-from polyarm.vector.layout import Array
+from polyarm.vector.layout import Array, Slots
 from polyarm.vector.ledger import Ledger
 from polyarm.vector.ring import Ring
 from polyarm.vector.tensors import FrameFormat, Tensor, Tensors, find_device, import_torch, is_gpu
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from polyarm.vector.asynchronous import Ready
     from polyarm.vector.env import VectorEnv
 
-Slots = NDArray[np.intp]
 TorchStep = tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]
 
 
