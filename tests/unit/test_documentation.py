@@ -42,3 +42,10 @@ def test_every_link_to_a_file_leads_somewhere(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert ((ROOT / document).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("room", ["vector", "suites", "rollout", "distributed", "training"])
+def test_every_file_of_a_large_room_is_on_its_map(room):
+    named = set(re.findall(r"`(?:\w+/)?(\w+)`", (ROOT / "docs/architecture.md").read_text()))
+    files = {path.stem for path in (ROOT / "src/polyarm" / room).rglob("*.py")} - {"__init__"}
+    assert not files - named

@@ -26,10 +26,10 @@ from polyarm.vector.episodes import Episodes
 from polyarm.vector.gpu_copies import GpuCopies
 from polyarm.vector.layout import Array, Slots
 from polyarm.vector.ledger import Ledger
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.ring import Ring
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.switching import BatchFit, Switches
-from polyarm.vector.worker import SlotPlan
 
 _CLOSE_S = 3.0
 _MODES = {

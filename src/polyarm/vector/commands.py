@@ -21,8 +21,8 @@ from polyarm.vector.episodes import Episodes
 from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.layout import Slots
 from polyarm.vector.ledger import Ledger
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.ring import Ring
-from polyarm.vector.worker import SlotPlan
 
 _ROW = int(Command.ROW)
 _FAILURE = itemgetter(1)

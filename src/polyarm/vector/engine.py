@@ -9,7 +9,7 @@ from polyarm.errors import SlotError
 from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Op
 from polyarm.vector.memory import Block, Mail
-from polyarm.vector.worker import SlotPlan
+from polyarm.vector.plans import SlotPlan
 
 Done = tuple[int, SlotError | None]
 """A slot that has answered, and what went wrong if something did."""

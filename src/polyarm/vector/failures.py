@@ -10,7 +10,7 @@ from polyarm.errors import SlotError
 from polyarm.vector import process
 from polyarm.vector.board import Board, Doing, Phase
 from polyarm.vector.channel import Message
-from polyarm.vector.worker import SlotPlan
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 _STACK_MARK = "Fatal Python error:"

@@ -18,7 +18,7 @@ import cloudpickle
 from polyarm.errors import ForkServerDied, HostLimit
 from polyarm.vector import host
 from polyarm.vector.channel import Channel, Message
-from polyarm.vector.worker import WorkerPlan
+from polyarm.vector.plans import WorkerPlan
 from polyarm.vector.workerstate import WorkerOptions
 
 # -P keeps files of the working folder from hiding the standard library.

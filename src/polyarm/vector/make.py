@@ -21,6 +21,7 @@ from polyarm.vector.block_env import VectorOptions
 from polyarm.vector.engine import Engine
 from polyarm.vector.env import VectorEnv
 from polyarm.vector.episodes import check_default_seed
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.serial import SerialEngine
 from polyarm.vector.settings import Autoreset, Frames, Infos, SlotSettings
 from polyarm.vector.tasks import (
@@ -33,7 +34,6 @@ from polyarm.vector.tasks import (
     pack_factory,
     tell_left_out,
 )
-from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workers import WorkerEngine
 from polyarm.vector.workerstate import WorkerOptions
 

@@ -18,22 +18,22 @@ from polyarm.display.xvfb import XServer
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
 from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Op, Phase, Result, board_segment
-from polyarm.vector.engine import Done
-from polyarm.vector.failures import from_letter
-from polyarm.vector.interrupts import handler_leaves
-from polyarm.vector.memory import Block, Mail
-from polyarm.vector.settings import SlotSettings
-from polyarm.vector.slot import Shared, Slot
-from polyarm.vector.surroundings import HERE
-from polyarm.vector.worker import (
+from polyarm.vector.building import (
     RAISED,
-    SlotPlan,
     attach_display,
     build,
     describe,
     describe_error,
     open_screen,
 )
+from polyarm.vector.engine import Done
+from polyarm.vector.failures import from_letter
+from polyarm.vector.interrupts import handler_leaves
+from polyarm.vector.memory import Block, Mail
+from polyarm.vector.plans import SlotPlan
+from polyarm.vector.settings import SlotSettings
+from polyarm.vector.slot import Shared, Slot
+from polyarm.vector.surroundings import HERE
 
 log = logging.getLogger("polyarm")
 

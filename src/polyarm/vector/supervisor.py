@@ -23,9 +23,9 @@ from polyarm.vector.board import Board, Doing, Phase
 from polyarm.vector.channel import Message
 from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.launcher import ForkServerProcess
+from polyarm.vector.plans import SlotPlan, WorkerPlan
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.signals import Doorbell
-from polyarm.vector.worker import SlotPlan, WorkerPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 log = logging.getLogger("polyarm")

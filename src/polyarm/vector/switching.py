@@ -15,8 +15,8 @@ from polyarm.vector.commands import Commands
 from polyarm.vector.engine import Done, Engine
 from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.ledger import Ledger
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.settings import SlotSettings
-from polyarm.vector.worker import SlotPlan
 
 
 class BatchFit:

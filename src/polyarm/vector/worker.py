@@ -14,23 +14,26 @@ import pickle
 import random
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from polyarm import registry
-from polyarm.contracts import EnvSpec
-from polyarm.display import xvfb
 from polyarm.display.xvfb import XServer
-from polyarm.errors import DisplayError
 from polyarm.vector import process
-from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
+from polyarm.vector.building import (
+    RAISED,
+    attach_display,
+    build,
+    describe,
+    describe_error,
+    open_screen,
+)
 from polyarm.vector.memory import Block, Mail
-from polyarm.vector.settings import SlotSettings
+from polyarm.vector.plans import WorkerPlan
 from polyarm.vector.signals import ATTENTION, announce
 from polyarm.vector.slot import Shared, Slot
 
@@ -38,55 +41,8 @@ _CALL, _SWITCH, _CLOSE = int(Op.CALL), int(Op.SWITCH), int(Op.CLOSE)
 _SEQUENCE, _OP = int(Command.SEQUENCE), int(Command.OP)
 _IDLE = int(Phase.IDLE)
 
-RAISED = (Exception, SystemExit)
-"""What an env may raise without ending the process that it is in."""
-
 REPLACE_ME = 3
 """Exit status of a worker whose only env raised."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlotPlan:
-    """What one slot of a worker is to hold.
-
-    Attributes:
-        index: Row of the batch.
-        location: ``"module:attribute"`` of the suite.
-        spec: The env to build.
-        attributes: Attributes the user has set on the env, to be set again.
-    """
-
-    index: int
-    location: str
-    spec: EnvSpec
-    attributes: Mapping[str, Attribute] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """Everything a worker needs to know, besides its descriptors.
-
-    Attributes:
-        worker: Index of the worker.
-        generation: How many workers held this index before.
-        sequence: Number that announces the finished build; wake-ups count on from it.
-        slots: What to build.
-        settings: What all slots share.
-        describe: Whether the trainer wants the envs' spaces; a restart has the same.
-        entropy: Seeds the global generators; None for fresh entropy.
-        cpu: Core to be pinned to, or None.
-        own_screen: Whether to start an X server before anything is built.
-    """
-
-    worker: int
-    generation: int
-    sequence: int
-    slots: tuple[SlotPlan, ...]
-    settings: SlotSettings
-    describe: bool = True
-    entropy: int | None = None
-    cpu: int | None = None
-    own_screen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,60 +56,10 @@ class WorkerFds:
     doorbell: int
 
 
-def build(plan: SlotPlan) -> gymnasium.Env[Any, Any]:
-    """Build a slot's env, without a display."""
-    return registry.load(plan.location).make(plan.spec)
-
-
-def attach_display(plan: SlotPlan, env: gymnasium.Env[Any, Any]) -> None:
-    """Give the env its GL contexts, if it has cameras."""
-    if plan.spec.cameras:
-        registry.load(plan.location).attach_display(env)
-
-
-def open_screen() -> XServer:
-    """Start an X server for this process.
-
-    Raises:
-        DisplayError: It does not start.
-    """
-    try:
-        return xvfb.start()
-    except (OSError, RuntimeError) as error:
-        raise DisplayError(f"{error}. {xvfb.FIX} `polyarm doctor` looks further.") from error
-
-
 def report(fd: int, plan: WorkerPlan, screen: XServer | None = None) -> None:
     """Tell the fork server that a worker has built its envs, or which X server is its."""
     pid, number = (screen.pid, screen.number) if screen is not None else (0, 0)
     os.write(fd, process.REPORT.pack(plan.worker, plan.generation, pid, number))
-
-
-def describe(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-    """What the trainer needs to know of an env it never holds."""
-    spec = env.spec
-    with contextlib.suppress(Exception):
-        pickle.dumps(spec)
-        return {**_description(env), "spec": spec}
-    return {**_description(env), "spec": None}
-
-
-def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-    return {
-        "observation_space": env.observation_space,
-        "action_space": env.action_space,
-        "metadata": dict(env.metadata),
-        "render_mode": env.render_mode,
-    }
-
-
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as a letter."""
-    return {
-        "error_class": type(error).__name__,
-        "message": str(error) or type(error).__name__,
-        "stack": "".join(traceback.format_exception(error)),
-    }
 
 
 class Worker:

@@ -25,11 +25,11 @@ from polyarm.vector.engine import Done
 from polyarm.vector.interrupts import HandlersWait
 from polyarm.vector.launcher import ForkServerProcess
 from polyarm.vector.memory import Block, Mail
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.roll import Roll
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.signals import Completion, Completions, without_attention
 from polyarm.vector.supervisor import Supervisor
-from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 log = logging.getLogger("polyarm")

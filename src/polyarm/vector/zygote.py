@@ -101,7 +101,7 @@ class Zygote:
         return {"threads": process.thread_count()}
 
     def _build(self, message: Message) -> Message:
-        from polyarm.vector.worker import build
+        from polyarm.vector.building import build
 
         envs = []
         for plan in pickle.loads(message["plan"]).slots:

@@ -8,7 +8,7 @@ import pytest
 from polyarm.contracts import EnvSpec
 from polyarm.vector.board import Board, Doing, Phase, board_segment
 from polyarm.vector.failures import from_death
-from polyarm.vector.worker import SlotPlan
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 OPTIONS = WorkerOptions(

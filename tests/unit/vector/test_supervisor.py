@@ -10,9 +10,9 @@ from polyarm import EnvCallError, WorkerDied
 from polyarm.contracts import EnvSpec
 from polyarm.testing import CountingEnv, CrashingEnv
 from polyarm.vector.board import Board, board_segment
+from polyarm.vector.plans import SlotPlan
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.supervisor import Supervisor
-from polyarm.vector.worker import SlotPlan
 from polyarm.vector.workerstate import Stage, WorkerOptions, WorkerState
 
 NUM_ENVS = 8
