@@ -23,7 +23,6 @@ import tyro
 from torch import Tensor, nn
 
 import polyarm
-from polyarm.contracts import STREAM
 from polyarm.policies import ExpertPolicy, TorchPolicy
 from polyarm.report.compare import compare
 
@@ -91,7 +90,7 @@ class Actor(nn.Module):
 def initial_states(task: str, stream: int, places: range) -> list[polyarm.EpisodeKey]:
     """Episodes of a task, by their places in a stream; streams have none in common."""
     suite, _, name = task.partition("/")
-    return [polyarm.EpisodeKey(suite, name, stream * STREAM + place) for place in places]
+    return [polyarm.EpisodeKey(suite, name, stream * polyarm.STREAM + place) for place in places]
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

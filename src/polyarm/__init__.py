@@ -1,6 +1,7 @@
 """polyarm runs hundreds of simulated robot arms at once behind one shared block of memory.
 
-The public API is the names exported here. They load on first use, so that ``import polyarm``
+The public API is the names exported here and by `polyarm.policies`, `polyarm.training`,
+`polyarm.testing` and `polyarm.compat`. They load on first use, so that ``import polyarm``
 stays light: the fork server starts through this package and must remain single-threaded, which
 NumPy's thread pools would end.
 """
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyarm.contracts import (
+        STREAM,
         Batch,
         EnvDescription,
         EnvSpec,
         EpisodeKey,
         EpisodeResult,
+        Footprint,
         ForkMode,
         ObservedEpisode,
         Observer,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         SuiteEnv,
         Task,
     )
+    from polyarm.distributed.ray.envs import RayVectorEnv
     from polyarm.errors import (
         BrokenSuite,
         BuildError,
@@ -58,8 +62,10 @@ if TYPE_CHECKING:
     from polyarm.rollout.evaluate import evaluate
     from polyarm.rollout.evaluator import Evaluator
     from polyarm.rollout.options import EvalOptions
+    from polyarm.vector.asynchronous import Ready
     from polyarm.vector.env import VectorEnv
     from polyarm.vector.make import make_vec
+    from polyarm.vector.torch_env import TorchVectorEnv
 
 __version__ = "0.1.0"
 
@@ -76,6 +82,7 @@ __all__ = [
     "EpisodeResult",
     "EvalOptions",
     "Evaluator",
+    "Footprint",
     "ForkMode",
     "ForkServerDied",
     "HostLimit",
@@ -91,17 +98,21 @@ __all__ = [
     "PolicyOutput",
     "PolyarmError",
     "RankLost",
+    "RayVectorEnv",
+    "Ready",
     "Requirement",
     "Results",
     "Rollout",
     "RolloutGroup",
     "RunConflict",
+    "STREAM",
     "SlotError",
     "StoppedEarly",
     "StorageError",
     "Suite",
     "SuiteEnv",
     "Task",
+    "TorchVectorEnv",
     "UnknownName",
     "UnsupportedSpace",
     "VectorEnv",
@@ -116,12 +127,24 @@ __all__ = [
 ]
 
 _CONTRACTS = (
-    *("Batch", "EnvDescription", "EnvSpec", "EpisodeKey", "EpisodeResult", "ForkMode"),
-    *("ObservedEpisode", "Observer", "Outcome", "Policy", "PolicyOutput", "Requirement"),
+    *("Batch", "EnvDescription", "EnvSpec", "EpisodeKey", "EpisodeResult", "Footprint"),
+    *(
+        "ForkMode",
+        "STREAM",
+        "ObservedEpisode",
+        "Observer",
+        "Outcome",
+        "Policy",
+        "PolicyOutput",
+        "Requirement",
+    ),
     *("Suite", "SuiteEnv", "Task"),
 )
 _HOMES = {
     "VectorEnv": "polyarm.vector.env",
+    "Ready": "polyarm.vector.asynchronous",
+    "TorchVectorEnv": "polyarm.vector.torch_env",
+    "RayVectorEnv": "polyarm.distributed.ray.envs",
     "make_vec": "polyarm.vector.make",
     "EvalOptions": "polyarm.rollout.options",
     "Evaluator": "polyarm.rollout.evaluator",

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import polyarm
 from polyarm import errors
 
@@ -22,6 +24,7 @@ PUBLIC = {
     "EpisodeResult",
     "EvalOptions",
     "Evaluator",
+    "Footprint",
     "ForkMode",
     "ForkServerDied",
     "HostLimit",
@@ -37,17 +40,21 @@ PUBLIC = {
     "PolicyOutput",
     "PolyarmError",
     "RankLost",
+    "RayVectorEnv",
+    "Ready",
     "Requirement",
     "Results",
     "Rollout",
     "RolloutGroup",
     "RunConflict",
+    "STREAM",
     "SlotError",
     "StoppedEarly",
     "StorageError",
     "Suite",
     "SuiteEnv",
     "Task",
+    "TorchVectorEnv",
     "UnknownName",
     "UnsupportedSpace",
     "VectorEnv",
@@ -103,4 +110,15 @@ def test_importing_polyarm_imports_neither_numpy_nor_gymnasium():
 
 def test_catching_an_error_does_not_import_numpy():
     code = "import sys, polyarm; polyarm.PolyarmError; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+def test_training_exports_what_its_page_shows_and_imports_no_pytorch():
+    pytest.importorskip("torch", reason="pip install 'polyarm[torch]'")
+    from polyarm import training
+
+    for name in training.__all__:
+        assert getattr(training, name) is not None
+    assert not hasattr(training, "no_such_name")
+    code = "import sys; from polyarm.training import TrainOptions; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
