@@ -315,6 +315,7 @@ class WorkerEngine:
         if batch.keys() != set(inbox) or (self._finished != self._commanded).any():
             self._take_completions()
             return
+        self._roll.latest_first(inbox)
         self.done += self._all_well
         self._awaited, self._batch = {}, None
         inbox.clear()
