@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
 import pytest
 
 import polyarm
-from polyarm.errors import BuildError, ClosedEnv, WorkerDied
-from polyarm.testing import CountingEnv, CrashingEnv, HangingEnv
+from polyarm.errors import BuildError, ClosedEnv, HostLimit, WorkerDied
+from polyarm.testing import CountingEnv, CrashingEnv, HangingEnv, SlowEnv
 from polyarm.vector.board import Phase
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -161,11 +164,39 @@ def test_a_failed_make_vec_whose_good_envs_hang_in_close_returns_soon():
 
 def test_a_fork_server_that_cannot_be_started_leaves_nothing_open(monkeypatch):
     def no_process(*_, **__):
-        raise BlockingIOError("no more processes")
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
 
     monkeypatch.setattr(subprocess, "Popen", no_process)
-    with pytest.raises(BlockingIOError, match="no more processes"):
+    with pytest.raises(HostLimit, match=r"no process can be started.*no more processes.*nproc"):
         polyarm.make_vec(counting, num_envs=2)
+
+
+def test_a_call_that_another_thread_closes_the_env_under_says_so(probe):
+    envs = polyarm.make_vec(partial(SlowEnv, step_s=30.0), num_envs=2)
+    look = probe(envs)
+    envs.reset()
+    closer = threading.Timer(0.3, envs.close)
+    closer.start()
+    with pytest.raises(ClosedEnv, match="closed during the call"):
+        envs.step(look.actions())
+    closer.join()
+
+
+def test_an_env_is_made_where_the_working_folder_has_been_deleted(run_script, tmp_path):
+    script = run_script("""
+        import os, tempfile, polyarm
+        from polyarm.testing import CountingEnv
+
+        if __name__ == "__main__":
+            gone = tempfile.mkdtemp()
+            os.chdir(gone)
+            os.rmdir(gone)
+            for start in ("built", "fresh"):
+                with polyarm.make_vec(CountingEnv, num_envs=1, start=start) as envs:
+                    envs.reset()
+                    print(envs.step(envs.action_space.sample())[-1]["steps"])
+    """)
+    assert script.finish() == "[1]\n[1]\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -222,3 +253,25 @@ def test_a_process_that_nobody_can_end_is_left_behind_with_a_warning(probe, how)
         finally:
             holder.kill()
     envs.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("limits", "said"), [("-S", "[1]"), ("-H -S", "ulimit -Hf")])
+def test_a_limit_on_the_size_of_files_is_raised_or_told(run_script, num_workers, limits, said):
+    """Letters lie far apart in their file, which is nearly all holes."""
+    script = run_script(f"""
+        import resource, polyarm
+        from polyarm.testing import CountingEnv
+
+        if __name__ == "__main__":
+            soft = 2**20
+            hard = soft if "-H" in {limits!r} else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            try:
+                with polyarm.make_vec(CountingEnv, num_envs=1, num_workers={num_workers}) as envs:
+                    envs.reset()
+                    print(envs.step(envs.action_space.sample())[-1]["steps"])
+            except polyarm.HostLimit as error:
+                print(error)
+    """)
+    assert said in script.finish()

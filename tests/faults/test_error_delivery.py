@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -436,3 +437,57 @@ def test_a_single_step_that_fails_beside_a_chunk_is_delivered(probe, tmp_path):
             assert ready.rewards[1 - place].tolist() == [1, 2, 3, 4, 5, 6]
             state = ready.obs["state"][place]
             assert (state[0] if frames == "every" else state).tolist() == [4, 0, 0, 0]
+
+
+class NoText(Exception):
+    def __str__(self):
+        raise RuntimeError("not even a text")
+
+
+class WrongText(Exception):
+    def __str__(self):
+        return 5  # noqa: PLE0307  which is what it is for
+
+
+def huge():
+    return ValueError("x" * 5_000_000)
+
+
+class OddlyRaisingEnv(CountingEnv):
+    """Slot 0 raises what it is told, in its second step and in calls."""
+
+    def __init__(self, error):
+        super().__init__(length=10)
+        self.error = error
+
+    def step(self, action):
+        if action[0] > 0:
+            raise self.error()
+        return super().step(action)
+
+    def complain(self):
+        raise self.error()
+
+
+@pytest.mark.parametrize("error", [NoText, WrongText, huge])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_an_exception_without_a_decent_text_costs_its_own_slot_only(error, num_workers):
+    with polyarm.make_vec(
+        partial(OddlyRaisingEnv, error), num_envs=2, num_workers=num_workers
+    ) as envs:
+        envs.reset()
+        actions = np.zeros((2, 2), np.float32)
+        actions[0] = 1
+        *_, info = envs.step(actions)
+        failure, none = info["error"]
+        assert none is None
+        assert info["steps"].tolist() == [0, 1]
+        assert failure.kind == "exception"
+        assert failure.error_class in ("NoText", "WrongText", "ValueError")
+        assert "step" in failure.stack
+        assert len(failure.message) < 20_000
+        assert len(failure.stack) < 200_000
+        with pytest.raises(polyarm.WorkerError):
+            envs.call("complain")
+        envs.step(0 * actions)
+        assert envs.step(0 * actions)[-1]["steps"].all()

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import polyarm
-from polyarm.errors import ForkServerDied, InvalidCall, WorkerDied
+from polyarm.errors import BuildError, ForkServerDied, InvalidCall, WorkerDied
 from polyarm.testing import (
     CountingEnv,
     CrashingEnv,
@@ -267,6 +267,109 @@ def test_a_fork_server_that_has_threads_itself_forks_nothing(probe, tmp_path, mo
         assert envs.step(look.actions())[-1]["error"][1].kind == "died"
         envs.step(look.actions())
         assert envs.step(look.actions())[1].tolist() == [3, 1]
+
+
+WITHOUT_PROCESSES = """
+import errno, os
+plain = os.fork
+def fork():
+    if os.path.exists({flag!r}):
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+    return plain()
+os.fork = fork
+"""
+
+
+@pytest.mark.parametrize("start", ["built", "imports"])
+def test_a_host_out_of_processes_costs_only_the_slot_that_needs_one(
+    probe, tmp_path, monkeypatch, start
+):
+    """Neither the fork server ends for it, nor a zygote, nor the other workers."""
+    flag = tmp_path / "no-more"
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_PROCESSES.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with polyarm.make_vec(
+        partial(CountingEnv, length=100), num_envs=2, start=start, max_restarts=10**9
+    ) as envs:
+        look = probe(envs)
+        envs.reset()
+        zygotes = set(look.zygote_pids())
+        other = look.pid(1)
+        flag.touch()
+
+        def refused(result):
+            errors = [error.message for error in result[-1].get("error", ()) if error]
+            return any("cannot fork" in message for message in errors)
+
+        while not refused(envs.step(look.actions())):  # a spare may replace the first
+            if pid := envs._engine._owner[0].pid:
+                os.kill(pid, signal.SIGKILL)
+        flag.unlink()
+        look.step_until(lambda result: result[-1]["steps"].all())
+        assert look.pid(1) == other
+        assert zygotes & set(look.zygote_pids())
+
+
+def test_a_host_out_of_processes_at_the_start_is_a_build_error(tmp_path, monkeypatch):
+    flag = tmp_path / "no-more"
+    flag.touch()
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_PROCESSES.format(flag=str(flag)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(BuildError, match=r"cannot fork: .*no more processes"):
+        polyarm.make_vec(counting, num_envs=2)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes root, to give a capability away")
+def test_a_process_that_may_not_be_killed_costs_nobody_anything(run_script, running, tmp_path):
+    """As sudo and setuid programs are: of another user, whom the trainer may not signal."""
+    source = """
+        import os, pathlib, signal, time, warnings, polyarm
+        from polyarm.testing import CountingEnv
+
+        class Sudo(CountingEnv):
+            def step(self, action):
+                if action[0] and not (child := os.fork()):
+                    os.setsid()
+                    os.closerange(0, 256)  # the script is waited for by the end of its output
+                    os.setresuid(12345, 12345, 12345)
+                    time.sleep(100)
+                elif action[0]:
+                    pathlib.Path("child").write_text(str(child))
+                    time.sleep(0.2)
+                return super().step(action)
+
+        if __name__ == "__main__":
+            envs = polyarm.make_vec(Sudo, num_envs=2)
+            envs.reset()
+            actions = envs.action_space.sample() * 0
+            actions[0] = 1
+            envs.step(actions)
+            actions[0] = 0
+            os.kill(envs.worker_pids[0], signal.SIGKILL)
+            for _ in range(3):
+                *_, info = envs.step(actions)
+            print(info["steps"], flush=True)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                began = time.monotonic()
+                envs.close()
+            print(time.monotonic() - began < 4, [str(each.message) for each in caught], flush=True)
+    """
+    wrapped = f"""
+        import os, sys
+        os.execvp("setpriv", ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill",
+                              sys.executable, {str(tmp_path / "real.py")!r}])
+    """
+    (tmp_path / "real.py").write_text(textwrap.dedent(source))
+    script = run_script(wrapped, cwd=tmp_path)
+    try:
+        out = script.finish()
+    finally:
+        child = int((tmp_path / "child").read_text())
+        os.kill(child, signal.SIGKILL)
+    assert (
+        out == f"[1 1]\nTrue ['processes [{child}] do not die of SIGKILL; leaving them behind']\n"
+    )
 
 
 def test_repeated_deaths_leave_nothing_in_the_server(probe):

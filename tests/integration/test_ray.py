@@ -151,6 +151,47 @@ def test_a_vector_env_on_two_nodes_is_one_of_one_machine(tasks, options):
         assert_same(ours.reset(options=again), theirs.reset(options=again))
 
 
+def refusal(call):
+    with pytest.raises(InvalidCall) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_what_one_machine_refuses_nodes_refuse_in_the_same_words_and_do_nothing():
+    options = {"num_envs": 5, "autoreset": "disabled"}
+    with (
+        polyarm.make_vec("toy/count-3", hosts="ray", **options) as ours,
+        polyarm.make_vec("toy/count-3", num_workers=1, **options) as theirs,
+    ):
+        said = []
+        for envs in (ours, theirs):
+            envs.reset()
+            mask = np.array([False, False, True, True, False])
+            refused = [
+                refusal(lambda envs=envs: envs.reset(seed=[1] * 6)),
+                refusal(lambda envs=envs: envs.reset(seed=[1] * 3)),
+                refusal(lambda envs=envs: envs.reset(seed=(1 for _ in range(5)))),
+                refusal(lambda envs=envs: envs.reset(options={"episodes": [0, 1]})),
+            ]
+            actions = np.zeros((5, 2), np.float32)
+            for _ in range(2):
+                envs.step(actions)
+            envs.reset(options={"reset_mask": mask})
+            envs.step(actions)  # slots 0, 1 and 4 end
+            refused.append(refusal(lambda envs=envs: envs.step(actions)))
+            envs.reset(options={"reset_mask": ~mask})
+            said.append(refused)
+            assert envs.step(actions)[-1]["steps"].all()
+        for one, other in zip(*said, strict=True):
+            assert one.partition("<")[0] == other.partition("<")[0]
+        assert "slots [0, 1, 4] have ended" in said[0][-1]
+        assert_same(ours.step(actions), theirs.step(actions))
+        assert ours.episodes.tolist() == theirs.episodes.tolist()
+    assert ours.tasks == theirs.tasks
+    assert ours.episodes.tolist() == theirs.episodes.tolist()
+    assert ours.episodic
+
+
 def test_slots_of_a_lost_actor_deliver_an_error_and_go_on_with_their_next_episodes():
     with polyarm.make_vec("toy/count-10", num_envs=4, hosts="ray") as envs:
         envs.set_attr("length", [10, 10, 11, 11])
@@ -264,6 +305,13 @@ def test_where_only_some_nodes_have_a_gpu_the_policy_is_there_and_acts_for_all(n
     how = {"episodes": 3, "num_envs": 1, "suite_options": ("max_steps=30",)}
     results = polyarm.evaluate(Placed(tmp_path), SAWYERS, ray="auto", **how)
     assert notes(tmp_path) == {nodes.added[-1].node_id: {"GPU": 0.5}}
+    assert not results.errors
+
+
+def test_a_policy_that_only_envs_can_tell_its_space_is_where_they_are(nodes):
+    results = polyarm.evaluate(
+        "ray_policies:push_right", "gym/CartPole-v1", ray="auto", episodes=2, num_envs=1
+    )
     assert not results.errors
 
 

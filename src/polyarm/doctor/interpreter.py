@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from polyarm.doctor import child
 from polyarm.doctor.case import Case
 from polyarm.doctor.findings import Finding, listed
+from polyarm.vector.host import KERNEL_FIX
 
 TIMEOUT_S = 20.0
 
@@ -24,7 +25,7 @@ EXTRAS = {
 
 # Each by itself, in a process that may be killed for it: seccomp filters do that.
 _FEATURES = """
-import json, os, sys
+import json, os, signal, sys
 def fork():
     pid = os.fork()
     if not pid:
@@ -34,7 +35,7 @@ tries = {
     "fork": fork,
     "memfd": lambda: os.close(os.memfd_create("polyarm")),
     "eventfd": lambda: os.close(os.eventfd(0)),
-    "pidfd": lambda: os.close(os.pidfd_open(os.getpid())),
+    "pidfd": lambda: signal.pidfd_send_signal(os.pidfd_open(os.getpid()), 0),
 }
 found = {}
 for name, attempt in tries.items():
@@ -45,10 +46,6 @@ for name, attempt in tries.items():
         found[name] = f"{type(error).__name__}: {error}"
 print(json.dumps(found))
 """
-_KERNEL_FIX = (
-    "Linux 5.4 or newer; in a container, a seccomp profile that allows it: "
-    "docker run --security-opt seccomp=unconfined …"
-)
 
 
 def check_python(case: Case) -> Iterator[Finding]:
@@ -68,12 +65,12 @@ def check_start_methods(case: Case) -> Iterator[Finding]:
     name = "start methods"
     ended = child.run_python(_FEATURES, timeout_s=TIMEOUT_S)
     if ended.status != 0:
-        yield Finding(name, "broken", f"the probe failed: {ended.complaint}", _KERNEL_FIX)
+        yield Finding(name, "broken", f"the probe failed: {ended.complaint}", KERNEL_FIX)
         return
     found: dict[str, str] = json.loads(ended.stdout)
     for feature, complaint in found.items():
         if complaint:
-            yield Finding(name, "broken", f"{feature} does not work: {complaint}", _KERNEL_FIX)
+            yield Finding(name, "broken", f"{feature} does not work: {complaint}", KERNEL_FIX)
     if working := [feature for feature, complaint in found.items() if not complaint]:
         yield Finding(name, "ok", f"{', '.join(working)} (Linux {platform.release()})")
 

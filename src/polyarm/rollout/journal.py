@@ -83,13 +83,15 @@ class Journal:
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f".rank{rank}.lock"
-            self.lock = RunLock(path, job=job, waiting=waiting, rank=rank, alone=alone)
+            self._command = run.get("job", "")
+            about = {"rank": rank, "alone": alone, "command": self._command}
+            self.lock = RunLock(path, job=job, waiting=waiting, **about)
             try:
                 fresh = fresh and not was_begun_by(folder, run.get("job", ""))
                 self._refuse_company(alone=alone or fresh)
                 if fresh:
                     clear_folder(folder)
-                _agree(folder, run)
+                _agree(folder, run, replaces=lambda: not self.others() and not _has_lines(folder))
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
                 self._end = _cut_torn_line(self._fd)
                 self._reader = Reader(folder)
@@ -149,7 +151,8 @@ class Journal:
 
     def _refuse_company(self, *, alone: bool) -> None:
         for other in self.others():
-            if alone or other.get("alone", True):
+            stranger = other.get("command", self._command) != self._command
+            if alone or stranger or other.get("alone", True):
                 raise RunConflict(in_use(self._folder, other))
 
     def _tidy(self) -> None:
@@ -288,10 +291,11 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str 
     lines = []
     for key in sorted({*ours, *theirs}, key=str):
         mine, other = ours.get(key), theirs.get(key)
+        here = f"{prefix}{key}" if key != "" else prefix[:-1]  # a policy without a label
         if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            lines += differences(mine, other, f"{prefix}{key}.")
+            lines += differences(mine, other, f"{here}.")
         elif mine != other:
-            lines.append(f"{prefix}{key}: {mine!r} here, {other!r} there")
+            lines.append(f"{here}: {mine!r} here, {other!r} there")
     return lines
 
 
@@ -324,8 +328,19 @@ def storage_errors(folder: Path) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-def _agree(folder: Path, run: Mapping[str, Any]) -> None:
-    """Write down what is run, or check that it is what the folder already holds."""
+def _has_lines(folder: Path) -> bool:
+    """Whether any episode has been written down, whatever came of it."""
+    return any(b"\n" in path.read_bytes() for path in episode_files(folder))
+
+
+def _agree(folder: Path, run: Mapping[str, Any], *, replaces: Callable[[], bool]) -> None:
+    """Write down what is run, or check that it is what the folder already holds.
+
+    Args:
+        folder: The run's.
+        run: What is run.
+        replaces: Whether it may be another run than before, as nothing has come of that.
+    """
     agreed: dict[str, Any] = plain({"schema": SCHEMA, **run})
     path = folder / RUN_FILE
     if path.exists():
@@ -338,7 +353,10 @@ def _agree(folder: Path, run: Mapping[str, Any]) -> None:
             theirs[kind] = {**ours, **known}
         found = differences(agreed["protocol"], theirs)
         agreed["planned"] = _united(before.get("planned", {}), agreed["planned"])
-        if found:
+        if found and replaces():
+            clear_folder(folder)
+            agreed = plain({"schema": SCHEMA, **run})
+        elif found:
             raise RunConflict(
                 f"{folder} holds results of another run; mixing them would make a wrong score."
                 f" What differs:\n  " + "\n  ".join(found) + "\nChoose another folder with --out,"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import gymnasium
@@ -111,11 +112,11 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._commands = Commands(engine, self._ring, self._ledger, self._episodes)
         self._switches = Switches(engine, self._commands, self._ledger, self._fits)
 
-    def _describe(self, descriptions: Sequence[dict[str, Any]]) -> None:
-        first = descriptions[0]
+    def _describe(self, descriptions: Iterator[dict[str, Any]]) -> None:
+        first = next(descriptions)
         self.single_action_space = first["action_space"]
         self._fits = BatchFit(self._settings, first["observation_space"], first["action_space"])
-        for slot, other in enumerate(descriptions):
+        for slot, other in enumerate(descriptions, 1):
             if not self._fits(other["observation_space"], other["action_space"]):
                 tasks = self.tasks
                 raise BuildError(
@@ -126,11 +127,15 @@ class BlockEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 )
         self._env_observation_space = first["observation_space"]
         self.single_observation_space = self._settings.delivered(first["observation_space"])
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**first["metadata"], "autoreset_mode": _MODES[self._settings.autoreset]}
         self.render_mode = first["render_mode"]
         self.spec = first["spec"]
+
+    @cached_property
+    def observation_space(self) -> gymnasium.Space[Any]:  # type: ignore[override]
+        """That of all slots; made when it is asked for, as its bounds are four times the batch."""
+        return batch_space(self.single_observation_space, self.num_envs)
 
     # Looking at the block.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import traceback
 from typing import Any
 
 import gymnasium
@@ -57,13 +56,4 @@ def _description(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
         "action_space": env.action_space,
         "metadata": dict(env.metadata),
         "render_mode": env.render_mode,
-    }
-
-
-def describe_error(error: BaseException) -> dict[str, Any]:
-    """An exception as a letter."""
-    return {
-        "error_class": type(error).__name__,
-        "message": str(error) or type(error).__name__,
-        "stack": "".join(traceback.format_exception(error)),
     }

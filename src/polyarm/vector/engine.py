@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from polyarm.errors import SlotError
@@ -31,8 +31,8 @@ class Engine(Protocol):
     lost: dict[int, SlotError]
     """Idle slots whose env is gone, and why; whoever reads an entry removes it."""
 
-    def start(self) -> list[dict[str, Any]]:
-        """Build all envs; returns a description per slot.
+    def start(self) -> Iterator[dict[str, Any]]:
+        """Build all envs; returns a description per slot, each made when it is asked for.
 
         Raises:
             BuildError: If one of them cannot be built.

@@ -311,11 +311,15 @@ class ForkServer:
                 self._kill_orphan(pid)
         self._reaped_early.clear()
 
-    def _kill_orphan(self, pid: int) -> None:
-        """Kill a process that may be an X server, and note what it will leave behind."""
+    def _kill_orphan(self, pid: int) -> bool:
+        """Kill a process that may be an X server, and note what it will leave behind.
+
+        Returns:
+            Whether it may be killed.
+        """
         if numbers := xvfb.numbers_of(pid):
             self._displays.setdefault(pid, set()).update(numbers)
-        process.kill(pid)
+        return process.kill(pid)
 
     def _check_memory(self) -> None:
         limit = self._memory_limit
@@ -339,9 +343,9 @@ class ForkServer:
         end = time.monotonic() + _FAREWELL_S
         if self._screen is not None:
             self._screen.close()
-        while (pids := process.children()) and time.monotonic() < end:
-            for pid in pids:
-                self._kill_orphan(pid)
+        hope = True
+        while (pids := process.children()) and hope and time.monotonic() < end:
+            hope = [self._kill_orphan(pid) for pid in pids].count(True) > 0
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)

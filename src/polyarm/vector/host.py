@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from polyarm.display.rank import is_task_of_srun, local_rank, local_ranks
@@ -15,6 +18,10 @@ _TRAINER_FILES, _SERVER_FILES = 16, 48
 """Open files of the trainer's engine and its fork server, beside two and three for each worker."""
 SPARE_FILES = 256
 """Those that the trainer is left to open for something else."""
+KERNEL_FIX = (
+    "Linux 5.4 or newer; in a container, a seccomp profile that allows it: "
+    "docker run --security-opt seccomp=unconfined …"
+)
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -114,6 +121,38 @@ def _droppable(limit: Path, prefix: str = "") -> int:
     return sum(int(value) for name, value in lines if name in names)
 
 
+@contextmanager
+def kernel_gives(what: str) -> Iterator[None]:
+    """Say what to do if the kernel, or a container's seccomp profile, refuses something.
+
+    Raises:
+        HostLimit: It does.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+            raise
+        raise HostLimit(f"no {what} here ({error.strerror}). It takes {KERNEL_FIX}") from error
+
+
+def allow_files(nbytes: int) -> None:
+    """Raise the soft limit on the size of files to the hard one if ``nbytes`` would not fit.
+
+    Raises:
+        HostLimit: The hard limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == resource.RLIM_INFINITY or nbytes <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and nbytes > hard:
+        raise HostLimit(
+            f"the engine's memory files end at {nbytes} bytes, mostly holes, and files may have"
+            f" {hard} (ulimit -Hf): {how_to_raise('fsize', 'unlimited')}"
+        )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
 def raise_descriptor_limit(needed: int) -> None:
     """Raise the soft limit on open files to the hard one if ``needed`` would not fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -148,7 +187,7 @@ def allow_workers(num_workers: int) -> None:
         )
 
 
-def how_to_raise(kind: str, number: int) -> str:
+def how_to_raise(kind: str, number: int | str) -> str:
     """How a hard limit is raised, wherever it comes from."""
     return (
         f"raise the hard limit: '* hard {kind} {number}' in /etc/security/limits.conf and log in "

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from polyarm.errors import ForkServerDied, HostLimit
+from polyarm.errors import ClosedEnv, ForkServerDied, HostLimit
 from polyarm.vector import host
 from polyarm.vector.channel import Channel, Message
 from polyarm.vector.plans import WorkerPlan
@@ -36,9 +37,13 @@ class ForkServerProcess:
     """
 
     def __init__(self, fds: tuple[int, int, int], options: WorkerOptions) -> None:
-        self.dead: ForkServerDied | HostLimit | None = None
+        self.dead: ForkServerDied | HostLimit | ClosedEnv | None = None
+        self._closing = False
+        folder = _folder()
+        with host.kernel_gives("pidfds"):
+            pidfd = os.pidfd_open(os.getpid())
+            signal.pidfd_send_signal(pidfd, 0)  # may they be used as well?
         ours, theirs = Channel.pair()
-        pidfd = os.pidfd_open(os.getpid())
         try:
             # subprocess execs: no state of this process, and none of its threads, is inherited.
             self._process = subprocess.Popen(
@@ -48,6 +53,12 @@ class ForkServerProcess:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **options.environment, "PYTHONPATH": _package_path()},
             )
+        except BlockingIOError as error:
+            ours.close()
+            raise HostLimit(
+                f"no process can be started, not even the fork server ({error.strerror}): end"
+                f" others, or {host.how_to_raise('nproc', 'unlimited')}"
+            ) from error
         except BaseException:
             ours.close()
             raise
@@ -57,8 +68,8 @@ class ForkServerProcess:
         self.channel = Channel(ours, blocking=False)
         self.send(
             {
-                "search_path": [str(Path.cwd()) if entry == "" else entry for entry in sys.path],
-                "folder": str(Path.cwd()),
+                "search_path": [folder if entry == "" else entry for entry in sys.path],
+                "folder": folder,
                 "max_builds": host.cores(),
                 "memory_limit": options.memory_limit,
                 "shared_screen": options.x_server == "shared",
@@ -122,9 +133,12 @@ class ForkServerProcess:
             raise self.death()
         return messages
 
-    def death(self) -> ForkServerDied | HostLimit:
+    def death(self) -> ForkServerDied | HostLimit | ClosedEnv:
         """An error that says how the server ended; the same one from then on."""
         if self.dead is not None:
+            return self.dead
+        if self._closing:
+            self.dead = ClosedEnv("this env was closed during the call, by another thread")
             return self.dead
         status: int | str = "unknown"
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -137,6 +151,7 @@ class ForkServerProcess:
 
     def close(self) -> None:
         """End the server and everything below it; gives up on the unkillable with a warning."""
+        self._closing = True
         with contextlib.suppress(OSError):
             self.channel.send({"op": "close"})
         with contextlib.suppress(OSError):
@@ -164,6 +179,14 @@ class ForkServerProcess:
                     for fd in message["fds"]:
                         os.close(fd)
         return f"processes {pids} do not die of SIGKILL" if pids else ""
+
+
+def _folder() -> str:
+    """The working folder; somebody may have deleted it."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "/"
 
 
 def _digest(data: bytes) -> str:

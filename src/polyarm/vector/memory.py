@@ -6,19 +6,23 @@ grows: a new segment is appended and mapped, old mappings live as long as somebo
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import pickle
 from typing import Any
 
 import cloudpickle
+from gymnasium.spaces import Box
 
 from polyarm.errors import HostLimit, InvalidCall
-from polyarm.vector.host import available_memory
+from polyarm.vector.host import allow_files, available_memory, kernel_gives
 
 _PAGE = mmap.PAGESIZE
 _MAILBOX = 2**36
 _KEEP = 1 << 20
+_SMALL = 256
+"""Elements of a space's bounds that are not worth a look."""
 
 
 def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
@@ -30,10 +34,33 @@ def _punch_hole(fd: int, offset: int, nbytes: int) -> None:
     libc.fallocate(fd, keep_size | punch, ctypes.c_long(offset), ctypes.c_long(nbytes))
 
 
+def _memory_file(name: str) -> int:
+    with kernel_gives("memory files (memfd_create)"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+
+
+class _Pickler(pickle.Pickler):
+    """Sends the bounds of frames as two numbers, not as four arrays of a frame's size."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is Box and value.low.size > _SMALL and not vars(value)["_np_random"]:
+            low, high = value.low.flat[0].item(), value.high.flat[0].item()
+            if (value.low == low).all() and (value.high == high).all():
+                return _uniform_box, (low, high, value.shape, value.dtype)
+        return NotImplemented
+
+
+def _uniform_box(low: Any, high: Any, shape: tuple[int, ...], dtype: Any) -> Box:
+    kind = float if dtype.kind == "f" else int  # a Box takes no bool
+    return Box(kind(low), kind(high), shape, dtype)
+
+
 def pickled(value: Any) -> bytes:
     """A value as bytes, by cloudpickle where nothing less can carry it."""
+    buffer = io.BytesIO()
     try:
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        return buffer.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError):
         data: bytes = cloudpickle.dumps(value)
         return data
@@ -62,7 +89,7 @@ class Block:
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("polyarm-block", os.MFD_CLOEXEC) if fd is None else fd
+        self.fd = _memory_file("polyarm-block") if fd is None else fd
         self._end = os.fstat(self.fd).st_size
 
     def append(self, nbytes: int) -> int:
@@ -105,7 +132,16 @@ class Mail:
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("polyarm-mail", os.MFD_CLOEXEC) if fd is None else fd
+        self.fd = _memory_file("polyarm-mail") if fd is None else fd
+
+    @staticmethod
+    def allow(num_slots: int) -> None:
+        """Raise the limit on the size of files, if there is one, so that all mailboxes fit.
+
+        Raises:
+            HostLimit: The hard limit is too low.
+        """
+        allow_files(2 * num_slots * _MAILBOX)
 
     def put(self, slot: int, letter: Any, *, to_worker: bool) -> int:
         """Write a letter; returns its length in bytes, to be announced to the reader."""

@@ -59,7 +59,11 @@ class Nursery:
 
     def order(self, start: Start) -> None:
         """Have a worker for ``start``: the zygote's spare if there is one, else a new fork."""
-        handle = self._zygote_for(start.message)
+        try:
+            handle = self._zygote_for(start.message)
+        except OSError as error:  # no more processes, or no more descriptors
+            self._on_failed(start, {"message": f"cannot fork: {error}"})
+            return
         if handle is None:
             reason = f"Python starts with {process.thread_count()} threads here"
             self._on_threads(start, f"{reason} (by a sitecustomize or .pth file)")
@@ -73,11 +77,16 @@ class Nursery:
         """Have every built zygote that is at rest fork a spare."""
         now = time.monotonic()
         for handle in self._spareless():
-            if now - handle.used_at > _CALM_S:
+            if now - handle.used_at <= _CALM_S:
+                continue
+            try:
                 ours, theirs = Channel.pair()
                 spare = Spare(Channel(ours, blocking=False), theirs)
-                self._watcher.watch_capture(spare.capture)
-                self._pass_on(handle, spare)
+            except OSError:  # a start needs the descriptors more
+                handle.used_at = now + _DISAPPOINTED_S
+                continue
+            self._watcher.watch_capture(spare.capture)
+            self._pass_on(handle, spare)
 
     def wants_spares(self) -> bool:
         """Whether `keep_spares` will have something to do soon."""
@@ -270,11 +279,16 @@ class Nursery:
         handle = Handle(key, channel, preparation, message["build_timeout_s"])
         server = os.getpid()
         stderr_fd = handle.capture.hand_over()
-        pid = os.fork()
-        if pid == 0:
-            process.run_and_leave(lambda: run_zygote(theirs, server, self._kept, stderr_fd))
-        os.close(stderr_fd)
-        theirs.close()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                process.run_and_leave(lambda: run_zygote(theirs, server, self._kept, stderr_fd))
+        except OSError:
+            handle.close(self._watcher)
+            raise
+        finally:
+            os.close(stderr_fd)
+            theirs.close()
         self._register(handle)
         self._born(handle, pid)
         return handle
@@ -297,6 +311,8 @@ class Nursery:
     def _answered(self, handle: Handle, item: Order, message: Message) -> None:
         if "pid" not in message:
             self._fail_order(item, message)
+            if isinstance(item, Spare):
+                handle.used_at = time.monotonic() + _DISAPPOINTED_S
         elif isinstance(item, Start):
             self._on_started(item, message["pid"])
         elif isinstance(item, Handle):

@@ -127,7 +127,12 @@ def fork_detached(mains: Sequence[Callable[[], object]]) -> list[int]:
         OSError: The host gives no more processes.
     """
     reader, writer = os.pipe()
-    middle = os.fork()
+    try:
+        middle = os.fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        raise
     if middle == 0:
         try:
             _fork_and_tell(mains, reader, writer)
@@ -143,7 +148,7 @@ def fork_detached(mains: Sequence[Callable[[], object]]) -> list[int]:
     if len(pids) < len(mains):
         for pid in pids:
             kill(pid)
-        raise OSError(f"cannot fork: the host gave {len(pids)} of {len(mains)} processes")
+        raise OSError(f"the host gave {len(pids)} of {len(mains)} processes")
     return pids
 
 
@@ -171,10 +176,18 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def kill(pid: int) -> None:
-    """SIGKILL a process of ours; nothing happens if it has ended already."""
+def kill(pid: int) -> bool:
+    """SIGKILL a process of ours, if it has not ended already.
+
+    Returns:
+        False if it may not be signalled, as it has become another user's (sudo, setuid programs).
+    """
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except PermissionError:
+            return False
+    return True
 
 
 def how_it_ended(pid: int, patience_s: float = 0.2) -> str:

@@ -52,7 +52,8 @@ class Roll:
     def latest_first(self, answers: Reversible[Completion]) -> None:
         """Begin with whoever answered last: mostly they will need longest the next time, too.
 
-        Their env has more to do, or their core does less. With 16 Meta-World envs on 16 cores this made 10% more steps.
+        Their env has more to do, or their core does less. With 16 Meta-World envs on 16 cores this
+        made 10% more steps.
         """
         order = [worker for worker, _, _ in reversed(answers)]
         if len(order) == len(self.workers):  # else, some are named twice

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,6 @@ from polyarm.vector.building import (
     attach_display,
     build,
     describe,
-    describe_error,
     open_screen,
 )
 from polyarm.vector.engine import Done
@@ -31,6 +30,7 @@ from polyarm.vector.failures import from_letter
 from polyarm.vector.interrupts import handler_leaves
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.plans import SlotPlan
+from polyarm.vector.raised import describe_error
 from polyarm.vector.settings import SlotSettings
 from polyarm.vector.slot import Shared, Slot
 from polyarm.vector.surroundings import HERE
@@ -58,6 +58,7 @@ class SerialEngine:
         *,
         own_screen: bool = False,
     ) -> None:
+        Mail.allow(settings.num_envs)
         self._environment = environment
         self._own_screen = own_screen
         self._screen: XServer | None = None
@@ -77,8 +78,8 @@ class SerialEngine:
         shared = Shared(settings, self.block, self.mail, self.board)
         self._slots = [Slot(plan.index, 0, shared) for plan in plans]
 
-    def start(self) -> list[dict[str, Any]]:
-        """Build all envs; returns a description per slot.
+    def start(self) -> Iterator[dict[str, Any]]:
+        """Build all envs; returns a description per slot, each made when it is asked for.
 
         Raises:
             BuildError: An env cannot be built.
@@ -97,7 +98,7 @@ class SerialEngine:
                 letter = {**describe_error(error), "phase": "build", "step": 0}
                 failure = from_letter(letter, plan, os.getpid(), "")
                 raise BuildError(f"could not build {plan.spec.name}: {failure}") from error
-        return [describe(slot.env) for slot in self._slots]
+        return (describe(slot.env) for slot in self._slots)
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Run the commands of these slots, here and now."""

@@ -12,6 +12,8 @@ import os
 import struct
 from collections import deque
 
+from polyarm.vector.host import kernel_gives
+
 Completion = tuple[int, int, int]
 
 ATTENTION = 2**31
@@ -27,7 +29,8 @@ class Doorbell:
     """Wakes one generation of one worker; the count read is the number of rings."""
 
     def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC)
+        with kernel_gives("eventfds"):
+            self.fd = os.eventfd(0, os.EFD_CLOEXEC)
 
     def close(self) -> None:
         """Close the descriptor."""

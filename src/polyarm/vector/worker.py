@@ -29,11 +29,11 @@ from polyarm.vector.building import (
     attach_display,
     build,
     describe,
-    describe_error,
     open_screen,
 )
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.plans import WorkerPlan
+from polyarm.vector.raised import describe_error
 from polyarm.vector.signals import ATTENTION, announce
 from polyarm.vector.slot import Shared, Slot
 

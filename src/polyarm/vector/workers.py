@@ -10,7 +10,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -55,6 +55,7 @@ class WorkerEngine:
         options: WorkerOptions,
     ) -> None:
         host.allow_workers(len(groups))
+        Mail.allow(settings.num_envs)
         self.plans = list(plans)
         self._sequences = np.zeros(len(groups), np.int64)
         self._workers = [
@@ -109,15 +110,15 @@ class WorkerEngine:
         self._poll.register(self._completions.read_fd, select.POLLIN)
         self._poll.register(self._server.channel.fileno(), select.POLLIN)
 
-    def start(self) -> list[dict[str, Any]]:
-        """Build all envs; returns a description per slot."""
+    def start(self) -> Iterator[dict[str, Any]]:
+        """Build all envs; returns a description per slot, each read when it is asked for."""
         for worker in self._workers:
             self._supervisor.launch(worker)
         while any(worker.stage is not Stage.READY or not worker.pid for worker in self._workers):
             self._serve(None)
             self.require_alive()
         self._supervisor.starting = False
-        return [self.letter(plan.index)["description"] for plan in self.plans]
+        return (self.letter(plan.index)["description"] for plan in self.plans)
 
     def dispatch(self, slots: Sequence[int], op: Op) -> None:
         """Publish the commands of these slots, all of them idle."""

@@ -14,7 +14,6 @@ import pickle
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -23,6 +22,7 @@ from typing import Any
 
 from polyarm.vector import process
 from polyarm.vector.channel import Channel, Message
+from polyarm.vector.raised import describe_error
 
 _TOGETHER = 8
 """Workers forked with one process in between, which costs as much as one of them; and then they
@@ -76,14 +76,7 @@ class Zygote:
         try:
             found = self._fork_workers(batch) if op == "worker" else [handlers[op](batch[0])]
         except BaseException as error:  # noqa: BLE001  reported to the trainer, which decides
-            failure = {
-                "ok": False,
-                "kind": "exception",
-                "error_class": type(error).__name__,
-                "message": str(error) or type(error).__name__,
-                "stack": traceback.format_exc(),
-            }
-            return [failure] * len(batch)
+            return [{"ok": False, "kind": "exception", **describe_error(error)}] * len(batch)
         return [{"ok": True, **each} for each in found]
 
     def _preload(self, message: Message) -> Message:
@@ -157,6 +150,8 @@ class Zygote:
             if (threads := process.thread_count()) != 1:
                 return [{"threads": threads}] * len(mains)
             return [{"threads": 1, "pid": pid} for pid in process.fork_detached(mains)]
+        except OSError as error:  # the host's fault; this process is as good as before
+            return [{"threads": 1, "message": f"cannot fork: {error}"}] * len(mains)
         finally:
             for fd in fds:
                 os.close(fd)

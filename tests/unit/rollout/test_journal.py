@@ -8,7 +8,14 @@ import pytest
 
 from polyarm import RunConflict
 from polyarm.contracts import EpisodeKey, EpisodeResult
-from polyarm.rollout.journal import Journal, clear_folder, differences, load_results, read_episodes
+from polyarm.rollout.journal import (
+    Journal,
+    clear_folder,
+    differences,
+    load_results,
+    read_episodes,
+    read_run,
+)
 
 RUN = {
     "protocol": {"seed": 0, "tasks": {"toy/count-3": {"v": 1}}},
@@ -98,6 +105,38 @@ def test_a_second_run_is_refused_while_the_first_lives(folder):
         first.close()
 
 
+def test_another_run_takes_a_folder_in_which_nothing_has_come_of_the_first(folder):
+    """A policy is mended after an error in its first decision, and tried again."""
+    changed = {**RUN, "protocol": {**RUN["protocol"], "seed": 5}}
+    write(folder)
+    (folder / "videos").mkdir()
+    (folder / "videos" / "half.mp4.part").touch()
+    waiting = Journal(folder, RUN, rank=1, alone=False)
+    try:
+        with pytest.raises(RunConflict, match="holds results of another run"):
+            write(folder, run=changed, alone=False)
+    finally:
+        waiting.close()
+    write(folder, result(0), run=changed)
+    assert read_run(folder)["protocol"] == changed["protocol"]
+    assert not (folder / "videos").exists()
+    with pytest.raises(RunConflict, match="seed: 0 here, 5 there"):
+        write(folder)
+
+
+def test_ranks_of_another_command_do_not_join(folder):
+    """Not even those whose numbers nobody has."""
+    first = Journal(folder, {**RUN, "job": "one"}, rank=0, alone=False)
+    try:
+        with pytest.raises(RunConflict, match="in use by process"):
+            Journal(folder, {**RUN, "job": "other"}, rank=2, alone=False)
+        assert read_run(folder)["job"] == "one"
+        write(folder, result(7), run={**RUN, "job": "one"}, rank=1, alone=False)
+    finally:
+        first.close()
+    write(folder, result(8), run={**RUN, "job": "other"}, rank=2, alone=False)
+
+
 def test_a_lock_that_was_made_though_its_answer_was_lost_is_held(folder, monkeypatch):
     """NFS sends a request again, and is told that what it has just made is there already."""
     link = os.link
@@ -172,11 +211,14 @@ def test_a_run_that_dies_while_it_starts_over_does_not_take_old_episodes_for_its
     def die(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shutil.rmtree", die)
-    with pytest.raises(KeyboardInterrupt):
+    (folder / "videos").mkdir()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("shutil.rmtree", die)
         clear_folder(folder)
-    with pytest.raises(RunConflict, match="horizon"):
-        Journal(folder, {**RUN, "protocol": {"tasks": {}, "horizon": 7}}).close()
+    other = Journal(folder, {**RUN, "protocol": {"tasks": {}, "horizon": 7}})
+    other.close()
+    assert not other.finished
+    assert not (folder / "videos").exists()
 
 
 def test_what_ranks_of_an_earlier_run_have_said_is_forgotten_with_it(folder):
@@ -203,3 +245,4 @@ def test_differences_name_the_whole_path():
         "a.b: 1 here, 2 there",
         "c: 2 here, None there",
     ]
+    assert differences({"a": {"": {"b": 1}}}, {"a": {"": {"b": 2}}}) == ["a.b: 1 here, 2 there"]

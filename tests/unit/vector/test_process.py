@@ -75,8 +75,8 @@ else:
     ("allowed", "said"),
     [
         (4, "adopted 3\n"),
-        (3, "cannot fork: the host gave 2 of 3 processes\nnothing left\n"),
-        (1, "cannot fork: the host gave 0 of 3 processes\nnothing left\n"),
+        (3, "the host gave 2 of 3 processes\nnothing left\n"),
+        (1, "the host gave 0 of 3 processes\nnothing left\n"),
     ],
 )
 def test_processes_forked_together_are_all_adopted_or_none_is_left(allowed: int, said: str) -> None:

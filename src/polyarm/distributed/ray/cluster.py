@@ -99,7 +99,7 @@ class Cluster:
                 else:
                     _require_listener(where)
                     ray.init(address=where, **_TERSE)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            except Exception as error:  # Ray raises bare ones where it is slow to start
                 self.close()
                 raise InvalidCall(_why_not(where, error)) from error
             except BaseException:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import gymnasium
@@ -27,6 +27,7 @@ from polyarm.distributed.ray.shard import Answer, Shard
 from polyarm.distributed.ray.trees import concatenated, merged_infos, rows
 from polyarm.errors import BuildError, ClosedEnv, InvalidCall, WorkerDied, WorkerError
 from polyarm.vector.actions import ActionCheck
+from polyarm.vector.episodes import Episodes
 from polyarm.vector.layout import leaves
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
@@ -60,6 +61,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._arguments = arguments
         self._autoreset = arguments["autoreset"]
         self._attributes = Attributes()
+        self._ended = np.zeros(self.num_envs, np.bool_)
         self._builder = Builder(where, arguments)
         self._shards = self._builder.shards
         self._cluster = self._builder.cluster
@@ -72,6 +74,11 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self.close()
             raise
 
+    @cached_property
+    def observation_space(self) -> gymnasium.Space[Any]:  # type: ignore[override]
+        """That of all slots; made when it is asked for, as its bounds are four times the batch."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
     # Lockstep.
 
     def reset(
@@ -82,6 +89,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         options = dict(options or {})
         mask = self._masked(options.pop("reset_mask", None))
         chosen = np.flatnonzero(mask)
+        self._plan.check(chosen, seed, options)
         episodes = options.pop("episodes", None)
         each = None if episodes is None else np.broadcast_to(np.asarray(episodes), chosen.shape)
 
@@ -100,6 +108,7 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._gather(touched, start)
             touched = [shard for shard in touched if shard.lost]
             self._revive()  # a reset that fails is tried again with new envs
+        self._ended[mask] = False
         answers = [self._untouched(shard, mask) for shard in self._shards]
         obs, _, _, _, info = self._joined(answers)
         return obs, info
@@ -122,12 +131,8 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             actions = checked[0] if chunked else checked[0][:, 0]
         asked = [shard for shard in self._shards if shard.owed is None]
         ended = [shard for shard in asked if shard.lost or shard.fresh]
-        if ended and self._autoreset == "disabled":
-            slots = [slot for shard in ended for slot in range(shard.first, shard.stop)]
-            raise InvalidCall(
-                f"slots {slots} have ended and autoreset is disabled: reset them with"
-                f" options={{'reset_mask': …}}"
-            )
+        if self._autoreset == "disabled":
+            self._require_none_ended(ended)
         self._revive()
 
         def start(shard: Shard) -> Any:
@@ -148,7 +153,20 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if chunk is not None and answer.rewards.ndim == 1:
                 answer = replace(answer, rewards=np.zeros((shard.count, chunk)))
             answers.append(answer)
-        return self._joined(answers)
+        joined = self._joined(answers)
+        self._ended = joined[2] | joined[3]
+        return joined
+
+    def _require_none_ended(self, lost: Sequence[Shard]) -> None:
+        """Refuse a step before any node has made one."""
+        ended = self._ended.copy()
+        for shard in lost:
+            ended[shard.first : shard.stop] = True
+        if ended.any():
+            raise InvalidCall(
+                f"slots {np.flatnonzero(ended).tolist()} have ended and autoreset is disabled:"
+                f" reset them with options={{'reset_mask': …}}"
+            )
 
     # Reaching into the envs.
 
@@ -246,13 +264,14 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                         f"slots 0 and {shard.first} cannot share a batch: {first_about[name]} and"
                         f" {shard.about[name]}"
                     )
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = first_about["metadata"]
         self.render_mode = first_about["render_mode"]
         self.spec = first_about["spec"]
         self.provenance = [each for shard in self._shards for each in shard.about["provenance"]]
         action_leaves = list(leaves(self.single_action_space, "action"))
+        episodic = bool(first_about["episodic"])
+        self._plan = Episodes(self.num_envs, episodic=episodic, seed=None, scatter=False)
         clip = self._arguments["clip_actions"]
         self._check = ActionCheck(self.single_action_space, action_leaves, clip=clip)
 
@@ -394,5 +413,6 @@ def _close(cluster: Cluster, shards: list[Shard]) -> None:
             ray.wait(leaving, num_returns=len(leaving), timeout=_CLOSE_S)
         for shard in shards:
             ray.kill(shard.actor)
-    shards.clear()
+    for shard in shards:  # what they have said stays
+        shard.actor = None
     cluster.close()

@@ -20,8 +20,9 @@ from polyarm.distributed.ray.hosts import UNFIT, Host, Hosts
 from polyarm.distributed.ray.node import Report
 from polyarm.distributed.ray.serving import ServedPolicy
 from polyarm.errors import InvalidCall, PolicyError
+from polyarm.policies.loading import fits_any_space
 from polyarm.report.encoding import plain
-from polyarm.rollout.acting import PolicyLike
+from polyarm.rollout.acting import PolicyLike, known_space
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.journal import storage_errors
 from polyarm.rollout.options import EvalOptions
@@ -191,8 +192,14 @@ class RayPlayer(Player):
             with_gpu = [node.gpus >= 1 for node in cluster.nodes()]
             some = any(with_gpu) and not all(with_gpu) and not self._plain
             asked = self._options.ray_policy
-            self._central = some if asked == "auto" else asked == "central"
+            auto = some and self._fits_without_envs()
+            self._central = auto if asked == "auto" else asked == "central"
         return self._central
+
+    def _fits_without_envs(self) -> bool:
+        """Whether the policy can be made where no env is, though only envs may know their space."""
+        known = (known_space(group) is not None for group in self._groups)
+        return fits_any_space(self._options.policy) or all(known)
 
     # Telling and hearing.
 
