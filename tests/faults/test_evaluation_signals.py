@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shlex
 import signal
+import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,38 @@ def expected():
 def command(out: Path, *more: str) -> faults.Run:
     arguments = ["--policy", faults.GAMBLER, "--task", faults.GAMBLE, "--episodes", "12"]
     return faults.Run(out, *arguments, "--num-envs", "3", *more)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_the_first_signal_ends_the_wait_for_a_server_that_does_not_answer(tmp_path, number, code):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        with faults.Run(
+            tmp_path / "out", "--policy", f"openpi:{address}", "--task", faults.GAMBLE
+        ) as process:
+            silent.accept()[0].close()  # it knocks
+            process.send_signal(number)
+            ended, said = process.end(20)
+    assert ended == code, said
+    assert f"stopped while openpi:{address} was loaded" in said
+    assert "Traceback" not in said
+
+
+def test_the_first_signal_ends_the_loading_of_a_second_checkpoint(tmp_path, wait_until):
+    """And what the first has done is written down."""
+    for name in ("1", "2"):
+        (tmp_path / f"{name}.ckpt").touch()
+    policy = f"evaluation_faults:load_slowly@{tmp_path}/*.ckpt"
+    with faults.Run(
+        tmp_path / "out", "--policy", policy, "--task", faults.GAMBLE, "--episodes", "2"
+    ) as process:
+        wait_until((tmp_path / "2.ckpt.loading").exists, 40)
+        process.send_signal(signal.SIGTERM)
+        ended, said = process.end(20)
+    assert ended == 75, said
+    results = Results.read(tmp_path / "out")
+    assert {one.policy for one in results.episodes} == {"1"}
+    assert results.missing == 2
 
 
 def finish(process: faults.Run, out: Path, expected: dict) -> None:

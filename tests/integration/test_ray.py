@@ -178,7 +178,7 @@ def test_what_one_machine_refuses_nodes_refuse_in_the_same_words_and_do_nothing(
                 envs.step(actions)
             envs.reset(options={"reset_mask": mask})
             envs.step(actions)  # slots 0, 1 and 4 end
-            refused.append(refusal(lambda envs=envs: envs.step(actions)))
+            refused.append(refusal(lambda envs=envs, actions=actions: envs.step(actions)))
             envs.reset(options={"reset_mask": ~mask})
             said.append(refused)
             assert envs.step(actions)[-1]["steps"].all()

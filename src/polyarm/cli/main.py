@@ -22,7 +22,7 @@ import tyro
 
 from polyarm import __version__
 from polyarm.bench.options import BenchOptions
-from polyarm.cli import old_flags
+from polyarm.cli import old_flags, remarks
 from polyarm.cli.check import CheckOptions
 from polyarm.cli.compare import CompareOptions
 from polyarm.cli.debug import DebugOptions
@@ -276,6 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _open_streams()
     if arguments is None:
         faulthandler.enable()  # should a library crash, the stack is told
+        remarks.tell_warnings()
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -308,6 +309,14 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
+def _look_here() -> None:
+    """Find modules in the working folder, as ``python -m polyarm`` does: tasks name them."""
+    with contextlib.suppress(FileNotFoundError):  # somebody has deleted the folder
+        here = os.getcwd()  # noqa: PTH109  a string, as the path has
+        if here not in sys.path and "" not in sys.path:
+            sys.path.insert(0, here)
+
+
 def _silence_what_fails() -> None:
     """The interpreter flushes once more at its end; that must find a file that takes it."""
     for stream in (sys.stdout, sys.stderr):
@@ -321,9 +330,11 @@ def _run(arguments: Sequence[str]) -> int:
     if list(arguments) == ["--version"]:
         print(f"polyarm {__version__}")
         return 0
-    words, remarks = old_flags.translate(arguments)
-    for remark in remarks:
+    words, said = old_flags.translate(arguments)
+    for remark in said:
         print(f"polyarm: {remark}", file=sys.stderr)
+    if any(":" in word for word in words):
+        _look_here()
     match words:
         case ["bench", *rest]:
             options = _parse(BenchOptions, "polyarm bench", _BENCH + _BENCH_EXAMPLES, rest)

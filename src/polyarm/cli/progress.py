@@ -63,9 +63,9 @@ def _status(now: Progress) -> str:
 
 
 def _panel(now: Progress, policies: Sequence[str]) -> Group:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("task")
+    table.add_column("succeeded", justify="right")
     table.add_column()
     table.add_column()
     tasks: dict[str, list[EpisodeResult]] = {}

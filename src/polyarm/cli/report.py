@@ -64,13 +64,17 @@ def show(results: Results, out: Console) -> None:
 
 
 def _print_rates(results: Results, out: Console, *, title: str | None) -> None:
-    headings = ("task", "success", "95% interval", "episodes", "errors", "steps")
+    hopeless = not results.micro.rate  # then returns tell more
+    headings = ["task", "success", "95% interval", "episodes", "errors", "steps"]
+    headings += ["return"] if hopeless else []
     table = console.table(*headings, title=None if title is None else escape(title))
     for column in table.columns[1:]:
         column.justify = "right"
     for task in results.tasks:
         steps = "–" if task.mean_steps is None else f"{task.mean_steps:,.0f}"
-        table.add_row(escape(task.name), *_rate(task.rate), _errors(task.errors), steps)
+        returns = ("–" if task.mean_return is None else f"{task.mean_return:,.1f}",)
+        shown = (*_rate(task.rate), _errors(task.errors), steps, *(returns if hopeless else ()))
+        table.add_row(escape(task.name), *shown)
     if len(results.tasks) > 1:
         table.add_row("mean of tasks", *_rate(results.macro)[:2], "", "", "", style="dim")
         table.add_row("all", *_rate(results.micro), _errors(results.errors), "", style="bold")

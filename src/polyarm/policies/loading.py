@@ -25,7 +25,7 @@ from typing import Any
 import gymnasium
 
 from polyarm.contracts import Policy
-from polyarm.errors import MissingExtra, PolicyError, UnknownName
+from polyarm.errors import MissingExtra, PolicyError, PolyarmError, UnknownName
 from polyarm.policies.basic import (
     ExpertPolicy,
     FunctionPolicy,
@@ -33,6 +33,7 @@ from polyarm.policies.basic import (
     ReplayPolicy,
     ZeroPolicy,
 )
+from polyarm.policies.blame import raised
 from polyarm.policies.fingerprints import files_digest, source_file_digest
 from polyarm.policies.lerobot import companions, lerobot_policy, split_name
 
@@ -106,8 +107,20 @@ def load_policy(name: str, space: gymnasium.Space[Any], *, chunk: int = 1) -> Po
             raise PolicyError(f"{location} cannot be called with a path: it is {found!r}")
         asked = {"action_space": space, "chunk": chunk}
         wanted = {key: asked[key] for key in asked if key in _parameters(found)}
-        found = found(*[path] if at else [], **wanted)
+        found = _made(name, found, [path] if at else [], wanted)
     return as_policy(found, name)
+
+
+def _made(name: str, make: Callable[..., Any], path: list[str], wanted: dict[str, Any]) -> Any:
+    try:
+        return make(*path, **wanted)
+    except PolyarmError:
+        raise
+    except Exception as error:
+        hint = ""
+        if isinstance(error, TypeError) and not path:
+            hint = f". What it is to be made from is given behind an @: {name}@PATH"
+        raise PolicyError(f"{name} could not be made: {raised(error)}{hint}") from error
 
 
 def expand_policies(name: str) -> list[tuple[str, str]]:
@@ -234,9 +247,7 @@ def _module(name: str) -> ModuleType:
             f"the policy's module {name!r} needs {missing!r}, which is not installed"
         ) from error
     except Exception as error:
-        raise PolicyError(
-            f"importing the policy's module {name!r} raised {type(error).__name__}: {error}"
-        ) from error
+        raise PolicyError(f"importing the policy's module {name!r}: {raised(error)}") from error
 
 
 def _attribute(module: ModuleType, name: str) -> Any:

@@ -168,6 +168,10 @@ def _verdict(score: PublishedScore, ours: Rate, p: float, *, inside: bool) -> st
     return f"{where} the published score by {signed_points(rate - score.rate)} points: {numbers}"
 
 
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count} tasks"
+
+
 def _warnings(results: Results, score: PublishedScore) -> Iterable[str]:
     names = [task.name for task in results.tasks]
     strangers = [name for name in names if not any(part in name for part in score.matches)]
@@ -178,7 +182,7 @@ def _warnings(results: Results, score: PublishedScore) -> Iterable[str]:
             f" (such as {strangers[0]})."
         )
     if len(names) != score.tasks:
-        yield f"{len(names)} tasks here, {score.tasks} published."
+        yield f"{_tasks(len(names))} here, {score.tasks} published."
     counts = Counter(episode.key.name for episode in results.episodes)
     ours = sorted(set(counts.values()))
     theirs = score.episodes_per_task

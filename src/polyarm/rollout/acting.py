@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import gymnasium
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec, Policy
+from polyarm.errors import StoppedEarly
 from polyarm.policies.fingerprints import files_digest, policy_fingerprint
 from polyarm.policies.loading import (
     as_policy,
@@ -26,6 +28,10 @@ PolicyLike = Policy | str | Callable[..., Any]
 _ANY_SPACE: gymnasium.Space[Any] = gymnasium.Space()
 
 
+class _LoadingStops(BaseException):
+    """Passes through whatever a policy's own loading catches."""
+
+
 class Policies:
     """Makes policies of whatever stands for one, and keeps the last that was loaded by its name.
 
@@ -36,6 +42,7 @@ class Policies:
     def __init__(self, chunk: int) -> None:
         self._chunk = chunk
         self._loaded: tuple[str, gymnasium.Space[Any], Policy] | None = None
+        self._loader: int | None = None
 
     def get(self, policy: PolicyLike, space: gymnasium.Space[Any]) -> Policy:
         """The policy for an action space."""
@@ -45,8 +52,28 @@ class Policies:
             space = _ANY_SPACE  # so that it is loaded once for envs of all kinds
         if self._loaded is None or self._loaded[:2] != (policy, space):
             self.unload()  # first: two may not fit into a GPU's memory
-            self._loaded = (policy, space, load_policy(policy, space, chunk=self._chunk))
+            self._loaded = (policy, space, self._load(policy, space))
         return self._loaded[2]
+
+    def _load(self, policy: str, space: gymnasium.Space[Any]) -> Policy:
+        self._loader = threading.get_ident()
+        try:
+            loaded = load_policy(policy, space, chunk=self._chunk)
+            if isinstance(loaded, RemotePolicy):
+                _connect(loaded)
+            return loaded
+        except _LoadingStops:
+            raise StoppedEarly(f"stopped while {policy} was loaded; nothing was begun") from None
+        finally:
+            self._loader = None
+
+    def stop_loading(self) -> None:
+        """Cut short what this very thread is loading: for a signal's handler, which may not wait.
+
+        A server may not answer for minutes, and nothing has been begun that could be lost.
+        """
+        if self._loader == threading.get_ident():
+            raise _LoadingStops
 
     def suited(self, policy: PolicyLike, space: gymnasium.Space[Any], group: Group) -> Policy:
         """The policy, if it does not refuse the envs of a group.
@@ -84,6 +111,15 @@ class Policies:
         if self._loaded is not None and isinstance(self._loaded[2], RemotePolicy):
             self._loaded[2].close()
         self._loaded = None
+
+
+def _connect(policy: RemotePolicy) -> None:
+    """Wait here for its servers, not in its first decision."""
+    try:
+        policy.connect()
+    except BaseException:
+        policy.close()
+        raise
 
 
 def check_specs(policy: Policy, specs: Iterable[EnvSpec]) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from polyarm.contracts import Batch, EpisodeKey, Policy
 from polyarm.errors import PolicyError
+from polyarm.policies.blame import raised
 from polyarm.rollout.chunking import as_chunks
 
 log = logging.getLogger("polyarm")
@@ -143,7 +144,7 @@ class PolicyCaller:
             ) from None
         except Exception as error:
             raise PolicyError(
-                f"the policy's {name}() raised {type(error).__name__}: {error}; episode {key}"
+                f"the policy's {name}() raised {raised(error)}; episode {key}"
             ) from error
 
     def _ask(self, batch: Batch) -> tuple[Array, dict[str, Array]] | None:
@@ -162,9 +163,7 @@ class PolicyCaller:
                 row = getattr(error, "row", None)
                 if isinstance(error, PolicyError):
                     raise PolicyError(f"{error}; {_whose(batch, row)}", row=row) from error
-                raise PolicyError(
-                    f"the policy raised {type(error).__name__}: {error}; {_whose(batch)}"
-                ) from error
+                raise PolicyError(f"the policy raised {raised(error)}; {_whose(batch)}") from error
             self._halve(len(batch))
             for generator, state in zip(batch.generators, states, strict=True):
                 generator.bit_generator.state = state

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyarm import registry
 from polyarm.contracts import EnvSpec
-from polyarm.errors import InvalidCall
+from polyarm.errors import InvalidCall, UnknownName
 from polyarm.recording.encoder import require_video_extra
 from polyarm.recording.options import VideoOptions
 
@@ -69,7 +69,7 @@ def plan_film(
     for spec in built:
         cameras = cameras_to_film(cameras, spec.suite)
         if not cameras:
-            raise InvalidCall(f"filming needs a camera; name one, {spec.suite} has no default")
+            raise InvalidCall(_why_no_camera(spec))
     description = registry.load(built[0].suite).describe(built[0])
     metadata = description.metadata if description is not None else {}
     folder = folder.absolute()
@@ -84,3 +84,12 @@ def plan_film(
     except ValueError as error:
         raise InvalidCall(str(error)) from error
     return Film(folder, cameras, slots, video)
+
+
+def _why_no_camera(spec: EnvSpec) -> str:
+    try:
+        registry.load(spec.suite).check(replace(spec, cameras=("any",)))
+    except UnknownName as error:
+        if not error.valid:
+            return f"{spec.name} cannot be filmed: envs of {spec.suite} have no cameras"
+    return f"filming needs a camera; name one with --cameras, {spec.suite} has no default"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyarm.contracts import EpisodeKey, EpisodeResult, Policy
+from polyarm.errors import StoppedEarly
 from polyarm.rollout.acting import Policies, PolicyLike, known_space, own_execute
 from polyarm.rollout.dataset import DatasetExport
 from polyarm.rollout.episode import EpisodeOptions, RunningEpisode
@@ -21,6 +22,7 @@ from polyarm.rollout.options import EvalOptions, seconds
 from polyarm.rollout.plan import Group, protocol
 from polyarm.rollout.runner import Runner, RunnerOptions
 from polyarm.rollout.schedule import Schedule
+from polyarm.vector.env import VectorEnv
 
 TIMES = ("startup", "policy", "sim", "frames")
 _OF_A_CLUSTER = "polyarm.distributed.ray.player:RayPlayer"
@@ -96,10 +98,21 @@ class Player:
         self._stopping = stopping
         if self._runner is not None:
             self._runner.stopping = stopping
+        if stopping:
+            self.policies.stop_loading()
 
     def protocol(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Everything that shapes the episodes of these tasks, where they are played."""
         return protocol(groups, self._options)
+
+    def _equip(self, turn: Turn) -> tuple[VectorEnv, Policy]:
+        """Envs and policy of a turn; the policy first, if it can be had, as it may be refused."""
+        space = known_space(turn.group)
+        acting = None if space is None else self.policies.suited(turn.policy, space, turn.group)
+        began = time.perf_counter()
+        env = self.envs.get(turn.group, turn.need, turn.missing)
+        self.wall["startup"] += time.perf_counter() - began
+        return env, acting or self.policies.suited(turn.policy, env.single_action_space, turn.group)
 
     def play(self, turn: Turn, schedule: Schedule | None = None) -> Iterator[EpisodeResult | None]:
         """Play a turn; yields None now and then.
@@ -108,12 +121,11 @@ class Player:
             turn: What to play.
             schedule: What to play of it here, if it is not all.
         """
-        space = known_space(turn.group)
-        acting = None if space is None else self.policies.suited(turn.policy, space, turn.group)
-        began = time.perf_counter()
-        env = self.envs.get(turn.group, turn.need, turn.missing)
-        self.wall["startup"] += time.perf_counter() - began
-        acting = acting or self.policies.suited(turn.policy, env.single_action_space, turn.group)
+        try:
+            env, acting = self._equip(turn)
+        except StoppedEarly:  # what other policies have done is written down all the same
+            self.close()
+            return
         if schedule is None:
             schedule = Schedule(turn.missing, max_attempts=self._options.max_attempts)
         options = self._runner_options(turn.label, acting)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from polyarm.cli.main import main
 from polyarm.contracts import EnvSpec, Requirement
 from polyarm.suites.metaworld import CAMERAS
 
+POLYARM = Path(sys.executable).with_name("polyarm")
 BENCH = ["bench", "--task", "toy/count-3", "--num-envs", "2", "--max-steps", "6"]
 
 
@@ -274,3 +276,46 @@ def test_an_unknown_suite_names_the_closest_one(capsys):
     code, _, err = polyarm("suites", "metawrld", capsys=capsys)
     assert code == 2
     assert "did you mean 'metaworld'" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "--task", "mine:Mine", "--max-steps", "2", "--num-envs", "1"),
+        ("bench", "--task", "gym/mine:Mine-v0", "--max-steps", "2", "--num-envs", "1"),
+        ("eval", "--task", "mine:Mine", "--policy", "random", "--episodes", "1"),
+    ],
+)
+def test_tasks_are_found_in_the_working_folder(arguments, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv as Mine\n"
+        "gymnasium.register('Mine-v0', Mine)\n"
+    )
+    command = [str(POLYARM), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_where_nobody_succeeds_returns_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for task, expected in (("gym/CartPole-v1", True), ("toy/count-3", False)):
+        few = ("--episodes", "2", "--num-envs", "2")
+        code, out, err = polyarm("eval", "--policy", "zero", "--task", task, *few, capsys=capsys)
+        assert code == 0, err
+        assert ("return" in out.splitlines()[0]) == expected, out
+
+
+@pytest.mark.parametrize("program", [(sys.executable, "-m", "polyarm"), (str(POLYARM),)])
+def test_a_warning_about_the_command_is_its_text_alone(program, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Mine(CartPoleEnv):\n"
+        "    def step(self, action):\n"
+        "        return *super().step(action)[:-1], {'words': 'lost on the way'}\n"
+    )
+    some = ("bench", "--task", "mine:Mine", "--num-envs", "1", "--max-steps", "3")
+    command = [*program, *some]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert "Warning" not in done.stderr
+    assert re.search(r"^polyarm: .*'words'", done.stderr, re.M), done.stderr

@@ -199,9 +199,28 @@ def test_what_a_module_lacks_is_named(project):
 
 def test_an_error_inside_a_module_is_told_with_its_cause(project):
     (project / "mypolicies_that_fail.py").write_text("1 / 0\n")
-    with pytest.raises(PolicyError, match="raised ZeroDivisionError") as caught:
+    where = r"ZeroDivisionError: .* \(mypolicies_that_fail.py, line 1;"
+    with pytest.raises(PolicyError, match=where) as caught:
         load("mypolicies_that_fail:make")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_an_error_of_a_factory_is_told_with_its_place_and_what_it_may_lack(project):
+    (project / "mypolicies_made.py").write_text(
+        "import json\n"
+        "class Net:\n"
+        "    def __init__(self, path):\n"
+        "        self.weights = open(path)\n"
+        "def parse(path):\n"
+        "    return json.loads('no json')\n"
+    )
+    with pytest.raises(PolicyError, match=r"made: FileNotFoundError: .*made.py, line 4;") as caught:
+        load("mypolicies_made:Net@missing.pt")
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    with pytest.raises(PolicyError, match=r"made: TypeError: .*behind an @: mypolicies_made:Net@P"):
+        load("mypolicies_made:Net")
+    with pytest.raises(PolicyError, match=r"made: JSONDecodeError: .*made.py, line 6;"):
+        load("mypolicies_made:parse@x")  # raised in json, which was called there
 
 
 def test_modules_of_torch_become_policies(project):

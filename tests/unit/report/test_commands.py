@@ -53,7 +53,7 @@ def test_compare_with_a_published_score_names_the_source(results, tmp_path, caps
     compare.run(parse(CompareOptions, str(tmp_path), "--published", "openvla/libero_goal"))
     out = capsys.readouterr().out
     assert "arXiv:2406.09246" in out
-    assert "Note: 1 tasks here, 10 published." in out
+    assert "Note: 1 task here, 10 published." in out
 
 
 def test_compare_wants_exactly_one_other_side(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 from polyarm.errors import InvalidCall, UnknownName
 from polyarm.report.published import compare_published, judge_published, published_scores
 from polyarm.report.results import Results
+from polyarm.suites.metaworld_tasks import SETS
 
 SPATIAL = [f"libero/libero_spatial_{n}" for n in range(10)]
 
@@ -54,7 +55,7 @@ def test_every_difference_of_protocol_is_told(episode):
     text = " ".join(judge_published(run, "openvla/libero_spatial").warnings)
     for words in (
         "1 of 1 tasks do not look like libero_spatial (such as metaworld/reach-v3)",
-        "1 tasks here, 10 published",
+        "1 task here, 10 published",
         "2 episodes per task here, 50 published",
         "mean over 3 seeds",
         "400 steps here, 220",
@@ -81,3 +82,13 @@ def test_what_has_no_rate_cannot_be_compared(results):
     two = results(policy="p-1").episodes + results(policy="p-2").episodes
     with pytest.raises(InvalidCall, match="2 policies"):
         compare_published(Results(two, 6), "openvla/libero_goal")
+
+
+@pytest.mark.parametrize("group", ["easy", "medium", "hard", "very_hard"])
+def test_groups_of_meta_world_are_known_by_their_tasks(group):
+    scores = [
+        score for name, score in published_scores().items() if name.endswith(f"/metaworld_{group}")
+    ]
+    assert scores
+    for score in scores:
+        assert score.matches == tuple(f"metaworld/{task}" for task in SETS[group])

@@ -252,7 +252,11 @@ def test_a_policy_of_the_hub_is_loaded_once_and_known_by_its_weights(monkeypatch
         ({"tasks": ["toy/count-3", "toy/count-3"]}, InvalidCall, "named twice"),
         ({"suite_options": ("binding",)}, InvalidCall, "NAME=VALUE"),
         ({"policy_timeout": "soon"}, InvalidCall, "a duration is written"),
-        ({"tasks": "gym/CartPole-v1", "record": "all", "out": "x"}, InvalidCall, "needs a camera"),
+        (
+            {"tasks": "gym/CartPole-v1", "record": "all", "out": "x"},
+            InvalidCall,
+            "cannot be filmed",
+        ),
     ],
 )
 def test_wrong_input_is_told_before_anything_runs(options, error, message, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ def test_a_film_says_what_make_vec_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("tasks", "how", "complaint"),
     [
-        (["gym/CartPole-v1"], {}, "filming needs a camera; name one, gym has no default"),
+        (["gym/CartPole-v1"], {}, "gym/CartPole-v1 cannot be filmed: envs of gym have no"),
         (["toy/count-3"], {"fps": 0.0}, "fps is 0.0"),
         (["toy/count-3"], {"layout": "above"}, "unknown layout 'above'"),
     ],

@@ -212,9 +212,10 @@ def test_a_run_that_dies_while_it_starts_over_does_not_take_old_episodes_for_its
         raise KeyboardInterrupt
 
     (folder / "videos").mkdir()
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", die)
-        clear_folder(folder)
+        with pytest.raises(KeyboardInterrupt):
+            clear_folder(folder)
     other = Journal(folder, {**RUN, "protocol": {"tasks": {}, "horizon": 7}})
     other.close()
     assert not other.finished
