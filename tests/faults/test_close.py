@@ -182,6 +182,14 @@ def test_a_call_that_another_thread_closes_the_env_under_says_so(probe):
     closer.join()
 
 
+def test_the_fork_server_leaves_no_socket_open(monkeypatch, capfd):
+    """Which Python would tell of, on the user's terminal."""
+    monkeypatch.setenv("PYTHONWARNINGS", "default")
+    with polyarm.make_vec(counting, num_envs=2) as envs:
+        envs.reset()
+    assert "ResourceWarning" not in capfd.readouterr().err
+
+
 def test_an_env_is_made_where_the_working_folder_has_been_deleted(run_script, tmp_path):
     script = run_script("""
         import os, tempfile, polyarm

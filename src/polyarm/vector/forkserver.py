@@ -105,6 +105,8 @@ class ForkServer:
                 self._nursery.keep_spares()
         finally:
             self._kill_everything()
+            self._nursery.close()
+            self._trainer.close()
 
     def _close(self) -> None:
         self._closing = True

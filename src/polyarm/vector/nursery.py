@@ -103,6 +103,14 @@ class Nursery:
                 return True
         return pid in self.pids()
 
+    def close(self) -> None:
+        """Close every descriptor held for zygotes, which are gone."""
+        for handle in self:
+            if handle.spare is not None:
+                handle.spare.pid = None  # it has been reaped: another process may have its pid
+            handle.close(self._watcher)
+        self._handles.clear()
+
     def _spareless(self) -> list[Handle]:
         return [h for h in self if h.key[0] == "built" and h.idle and h.spare is None]
 
