@@ -99,7 +99,7 @@ def test_what_is_filmed_is_what_is_named_or_the_suite_s_choice():
     assert make_plan(toy(record=True)).film.cameras == ("front",)
     assert make_plan(toy(record=True, cameras=("wrist",))).film.cameras == ("wrist",)
     assert make_plan(toy(record=True)).make_arguments()["frames"] == "none"
-    with pytest.raises(InvalidCall, match="gym has no default"):
+    with pytest.raises(InvalidCall, match="envs of gym have no cameras"):
         make_plan(BenchOptions(task="gym/CartPole-v1", record=True))
 
 
