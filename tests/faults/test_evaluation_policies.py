@@ -111,5 +111,7 @@ def test_a_policy_that_is_out_of_memory_for_a_single_row_fails(plan, monkeypatch
 
     policy = faults.Gambler()
     monkeypatch.setattr(policy, "act", act)
-    with pytest.raises(PolicyError, match=r"OutOfMemoryError: CUDA out of memory .*; episode .*#\d"):
+    with pytest.raises(
+        PolicyError, match=r"OutOfMemoryError: CUDA out of memory .*; episode .*#\d"
+    ):
         evaluate(policy, faults.GAMBLE, episodes=4, num_envs=4)
