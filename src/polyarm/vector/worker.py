@@ -230,19 +230,34 @@ def run_worker(
 ) -> None:
     """Body of a worker process, forked or fresh."""
     process.set_name(f"polyarm-w{plan.worker}")
+    settle()
+    if plan.cpu is not None:
+        os.sched_setaffinity(0, {plan.cpu})
+    _seed(plan.entropy, plan.worker, plan.generation)
+    Worker(plan, fds, envs).serve()
+
+
+def be_spare() -> None:
+    """What costs a worker less if it has been done before: it has touched what that writes to."""
+    settle()
+    _seed(0, 0, 0)
+
+
+def settle() -> None:
+    """What any worker begins with."""
     os.environ[process.WORKER_TAG] = str(os.getpid())
     process.be_expendable()
     process.yield_to_trainer()
     faulthandler.enable(file=2, all_threads=True)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
-    if plan.cpu is not None:
-        os.sched_setaffinity(0, {plan.cpu})
-    entropy = np.random.SeedSequence(plan.entropy, spawn_key=(plan.worker, plan.generation))
-    state = entropy.generate_state(8)
+
+
+def _seed(entropy: int | None, worker: int, generation: int) -> None:
+    """Give Python's and NumPy's global generators a state of this worker's own."""
+    state = np.random.SeedSequence(entropy, spawn_key=(worker, generation)).generate_state(8)
     random.seed(state.tobytes())
     np.random.seed(state)
-    Worker(plan, fds, envs).serve()
 
 
 def main() -> None:

@@ -132,9 +132,10 @@ class Zygote:
         sock_fd, stderr_fd = message["fds"]
 
         def main() -> None:
-            from polyarm.vector.worker import WorkerFds, run_worker
+            from polyarm.vector.worker import WorkerFds, be_spare, run_worker
 
             self._become_child(stderr_fd, (sock_fd, *self._kept), "polyarm-spare")
+            be_spare()
             channel = Channel(socket.socket(fileno=sock_fd), blocking=True)
             orders = channel.receive()
             if orders is not None:
