@@ -128,17 +128,8 @@ __all__ = [
 
 _CONTRACTS = (
     *("Batch", "EnvDescription", "EnvSpec", "EpisodeKey", "EpisodeResult", "Footprint"),
-    *(
-        "ForkMode",
-        "STREAM",
-        "ObservedEpisode",
-        "Observer",
-        "Outcome",
-        "Policy",
-        "PolicyOutput",
-        "Requirement",
-    ),
-    *("Suite", "SuiteEnv", "Task"),
+    *("ForkMode", "ObservedEpisode", "Observer", "Outcome", "Policy", "PolicyOutput"),
+    *("Requirement", "STREAM", "Suite", "SuiteEnv", "Task"),
 )
 _HOMES = {
     "VectorEnv": "polyarm.vector.env",

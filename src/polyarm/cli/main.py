@@ -309,14 +309,6 @@ def _open_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def _look_here() -> None:
-    """Find modules in the working folder, as ``python -m polyarm`` does: tasks name them."""
-    with contextlib.suppress(FileNotFoundError):  # somebody has deleted the folder
-        here = os.getcwd()  # noqa: PTH109  a string, as the path has
-        if here not in sys.path and "" not in sys.path:
-            sys.path.insert(0, here)
-
-
 def _silence_what_fails() -> None:
     """The interpreter flushes once more at its end; that must find a file that takes it."""
     for stream in (sys.stdout, sys.stderr):
@@ -334,7 +326,9 @@ def _run(arguments: Sequence[str]) -> int:
     for remark in said:
         print(f"polyarm: {remark}", file=sys.stderr)
     if any(":" in word for word in words):
-        _look_here()
+        from polyarm.policies.here import look_here
+
+        look_here()  # tasks name modules, too
     match words:
         case ["bench", *rest]:
             options = _parse(BenchOptions, "polyarm bench", _BENCH + _BENCH_EXAMPLES, rest)

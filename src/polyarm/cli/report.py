@@ -72,9 +72,10 @@ def _print_rates(results: Results, out: Console, *, title: str | None) -> None:
         column.justify = "right"
     for task in results.tasks:
         steps = "–" if task.mean_steps is None else f"{task.mean_steps:,.0f}"
-        returns = ("–" if task.mean_return is None else f"{task.mean_return:,.1f}",)
-        shown = (*_rate(task.rate), _errors(task.errors), steps, *(returns if hopeless else ()))
-        table.add_row(escape(task.name), *shown)
+        row = [escape(task.name), *_rate(task.rate), _errors(task.errors), steps]
+        if hopeless:
+            row.append("–" if task.mean_return is None else f"{task.mean_return:,.1f}")
+        table.add_row(*row)
     if len(results.tasks) > 1:
         table.add_row("mean of tasks", *_rate(results.macro)[:2], "", "", "", style="dim")
         table.add_row("all", *_rate(results.micro), _errors(results.errors), "", style="bold")

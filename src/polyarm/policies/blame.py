@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = Path(__file__).parents[1]
+_STDLIB = sysconfig.get_path("stdlib")
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 def raised(error: BaseException) -> str:
@@ -16,12 +19,10 @@ def raised(error: BaseException) -> str:
     what = f"{type(error).__name__}: {error}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if not frame.filename.startswith(_OURS) and path.exists() and not _installed(path):
+        if not path.is_relative_to(_OURS) and path.exists() and not _installed(path):
             return f"{what} ({path.name}, line {frame.lineno}; POLYARM_DEBUG=1 shows all)"
     return what
 
 
 def _installed(path: Path) -> bool:
-    return any(part in ("site-packages", "dist-packages") for part in path.parts) or any(
-        part.startswith("python3") for part in path.parts
-    )
+    return path.is_relative_to(_STDLIB) or not _PACKAGES.isdisjoint(path.parts)

@@ -35,6 +35,7 @@ from polyarm.policies.basic import (
 )
 from polyarm.policies.blame import raised
 from polyarm.policies.fingerprints import files_digest, source_file_digest
+from polyarm.policies.here import look_here
 from polyarm.policies.lerobot import companions, lerobot_policy, split_name
 
 _NAMES = (
@@ -232,9 +233,7 @@ def _labels(paths: Sequence[str]) -> list[str]:
 
 
 def _module(name: str) -> ModuleType:
-    # Kept on the path: what a policy imports late lies beside it.
-    if str(Path.cwd()) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    look_here()  # for good: what a policy imports late lies beside it
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

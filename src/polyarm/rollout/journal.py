@@ -87,7 +87,7 @@ class Journal:
             about = {"rank": rank, "alone": alone, "command": self._command}
             self.lock = RunLock(path, job=job, waiting=waiting, **about)
             try:
-                fresh = fresh and not was_begun_by(folder, run.get("job", ""))
+                fresh = fresh and not was_begun_by(folder, self._command)
                 self._refuse_company(alone=alone or fresh)
                 if fresh:
                     clear_folder(folder)

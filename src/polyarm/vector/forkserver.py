@@ -347,7 +347,7 @@ class ForkServer:
             self._screen.close()
         hope = True
         while (pids := process.children()) and hope and time.monotonic() < end:
-            hope = [self._kill_orphan(pid) for pid in pids].count(True) > 0
+            hope = bool([pid for pid in pids if self._kill_orphan(pid)])
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)

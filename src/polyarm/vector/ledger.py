@@ -71,11 +71,8 @@ class Ledger:
         """Refuse steps before the first reset, and after an end that nobody resets."""
         if self._unbegun and not self._unbegun.isdisjoint(slots.tolist()):
             raise InvalidCall("call reset() first")
-        if self._autoreset == "disabled" and self.ended[slots].any():
-            raise InvalidCall(
-                f"slots {slots[self.ended[slots]].tolist()} have ended and autoreset is disabled:"
-                f" reset them with options={{'reset_mask': …}}"
-            )
+        if self._autoreset == "disabled":
+            refuse_ended(slots[self.ended[slots]])
 
     def commanded(self, slots: Slots | None, *, reset: bool) -> None:
         """Note a command: a step of an ended slot is a reset."""
@@ -151,3 +148,12 @@ def _as_slots(given: Array, what: str) -> Slots:
             f" np.flatnonzero() gives those of a mask"
         )
     return given.astype(np.intp)
+
+
+def refuse_ended(slots: Slots) -> None:
+    """Refuse a step of these slots, if there are any, where autoreset is disabled."""
+    if len(slots):
+        raise InvalidCall(
+            f"slots {slots.tolist()} have ended and autoreset is disabled: reset them with"
+            f" options={{'reset_mask': …}}"
+        )

@@ -18,13 +18,7 @@ from polyarm.display.xvfb import XServer
 from polyarm.errors import BuildError, SlotError, WorkerDied, WorkerError
 from polyarm.vector.attribute import Attribute
 from polyarm.vector.board import Board, Op, Phase, Result, board_segment
-from polyarm.vector.building import (
-    RAISED,
-    attach_display,
-    build,
-    describe,
-    open_screen,
-)
+from polyarm.vector.building import RAISED, attach_display, build, describe, open_screen
 from polyarm.vector.engine import Done
 from polyarm.vector.failures import from_letter
 from polyarm.vector.interrupts import handler_leaves

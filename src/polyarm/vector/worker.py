@@ -24,13 +24,7 @@ import numpy as np
 from polyarm.display.xvfb import XServer
 from polyarm.vector import process
 from polyarm.vector.board import Board, Command, Doing, Op, Phase, Result, board_segment
-from polyarm.vector.building import (
-    RAISED,
-    attach_display,
-    build,
-    describe,
-    open_screen,
-)
+from polyarm.vector.building import RAISED, attach_display, build, describe, open_screen
 from polyarm.vector.memory import Block, Mail
 from polyarm.vector.plans import WorkerPlan
 from polyarm.vector.raised import describe_error
@@ -228,9 +222,8 @@ class Worker:
 def run_worker(
     plan: WorkerPlan, fds: WorkerFds, envs: Sequence[gymnasium.Env[Any, Any]] | None
 ) -> None:
-    """Body of a worker process, forked or fresh."""
+    """Body of a worker process, forked or fresh, once it has settled."""
     process.set_name(f"polyarm-w{plan.worker}")
-    settle()
     if plan.cpu is not None:
         os.sched_setaffinity(0, {plan.cpu})
     _seed(plan.entropy, plan.worker, plan.generation)
@@ -270,7 +263,12 @@ def main() -> None:
     if search_path is not None:
         sys.path[:] = search_path
     plan = pickle.loads(blob)
-    process.run_and_leave(lambda: run_worker(plan, WorkerFds(*fds), None))
+
+    def serve() -> None:
+        settle()
+        run_worker(plan, WorkerFds(*fds), None)
+
+    process.run_and_leave(serve)
 
 
 if __name__ == "__main__":

@@ -121,10 +121,11 @@ class Zygote:
         return self._fork(mains, [fd for message in batch for fd in message["fds"]])
 
     def _be_worker(self, message: Message) -> None:
-        from polyarm.vector.worker import WorkerFds, run_worker
+        from polyarm.vector.worker import WorkerFds, run_worker, settle
 
         doorbell_fd, stderr_fd = message["fds"]
         self._become_child(stderr_fd, (doorbell_fd, *self._kept), "polyarm-worker")
+        settle()
         plan = pickle.loads(message["plan"])
         run_worker(plan, WorkerFds(*(*self._kept, doorbell_fd)), self._envs)
 

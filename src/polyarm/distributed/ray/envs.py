@@ -29,6 +29,7 @@ from polyarm.errors import BuildError, ClosedEnv, InvalidCall, WorkerDied, Worke
 from polyarm.vector.actions import ActionCheck
 from polyarm.vector.episodes import Episodes
 from polyarm.vector.layout import leaves
+from polyarm.vector.ledger import refuse_ended
 
 Step = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
@@ -153,20 +154,16 @@ class RayVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if chunk is not None and answer.rewards.ndim == 1:
                 answer = replace(answer, rewards=np.zeros((shard.count, chunk)))
             answers.append(answer)
-        joined = self._joined(answers)
-        self._ended = joined[2] | joined[3]
-        return joined
+        obs, rewards, terminated, truncated, info = self._joined(answers)
+        self._ended = terminated | truncated
+        return obs, rewards, terminated, truncated, info
 
     def _require_none_ended(self, lost: Sequence[Shard]) -> None:
         """Refuse a step before any node has made one."""
         ended = self._ended.copy()
         for shard in lost:
             ended[shard.first : shard.stop] = True
-        if ended.any():
-            raise InvalidCall(
-                f"slots {np.flatnonzero(ended).tolist()} have ended and autoreset is disabled:"
-                f" reset them with options={{'reset_mask': …}}"
-            )
+        refuse_ended(np.flatnonzero(ended))
 
     # Reaching into the envs.
 
